@@ -1,20 +1,20 @@
-"""GGUF, the file format of llama.cpp: metadata and tensors in one file, which stays on disk until a tensor is read.
+"""GGUF, the file format of llama.cpp: metadata and tensors in one file; tensor data stays on disk until it is read.
 
-Read by us and not by the package `gguf`, whose reader takes eight seconds for the 300,000 texts of a large vocabulary
-(docs/decisions/012). The format is ggml's docs/gguf.md, versions 2 and 3:
+This reader replaces the package `gguf`, whose reader takes eight seconds for the 300,000 strings of a large
+vocabulary (docs/decisions/012). The format is ggml's docs/gguf.md, versions 2 and 3:
 
     "GGUF"  version u32  num_tensors u64  num_keys u64
     key     text  type u32  value                                  for each key
     tensor  name  num_dims u32  dims u64[]  type u32  offset u64   for each tensor, innermost dimension first
     data    at the next multiple of general.alignment; offsets count from here
 
-Texts have their length before them (u64), arrays their type and length (u32, u64).
+Texts are preceded by their length (u64), arrays by their type and length (u32, u64).
 
-A model may be split into NAME-00001-of-00003.gguf and so on (`split.count`): the first part has the metadata, and each
-has the infos and data of some tensors.
+A model may be split into NAME-00001-of-00003.gguf and so on (`split.count`). The first part has the metadata; each
+part has the infos and data of some tensors.
 
-How ggml stores numbers is a table: the types that are read, and the names of the others for messages. Names and numbers
-are those of `enum ggml_type` in ggml.h; blocks run along a row.
+Two tables list ggml's number formats: the types that can be read, and the names of the others for messages. Names
+and numbers are those of `enum ggml_type` in ggml.h. Blocks run along a row.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from twostroke.weight_file import WeightFile
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A way to store numbers, in blocks of a row."""
+    """A number format of ggml, stored in blocks along a row."""
 
     name: str
     block_size: int
-    """Numbers in a block."""
+    """Numbers per block."""
     block_bytes: int
 
     @property
     def is_quantized(self) -> bool:
-        """Whether a block shares a scale."""
+        """Whether the numbers of a block share a scale."""
         return self.block_size > 1
 
 
@@ -81,7 +81,7 @@ TYPES: dict[int, TensorType] = {
     39: TensorType("MXFP4", 32, 17),
     40: TensorType("NVFP4", 64, 36),
 }
-"""What is read, by the number in the file."""
+"""Types that can be read, by their number in the file."""
 
 NAMES = {
     9: "Q8_1",
@@ -92,7 +92,7 @@ NAMES = {
     27: "I64",
     28: "F64",
 }
-"""What is not."""
+"""Names of types that cannot be read, for messages."""
 
 
 _VERSIONS = (2, 3)
@@ -100,43 +100,43 @@ _LEAST_READ = 1 << 20
 _DEFAULT_ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
 _MAX_DIMS = 4
 _MAX_NAME = 1024
-"""Characters; ggml's own limit for tensors is 64, and messages show names whole."""
+"""Characters of a name; ggml limits tensor names to 64. Messages show names in full."""
 _TEXT, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))) | {10: "<u8", 11: "<i8", 12: "<f8"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file."""
+    """A tensor stored in a file."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    """Outermost dimension first, as torch has it."""
+    """Shape with the outermost dimension first, as in torch."""
     read: Callable[[int, int], npt.NDArray[np.uint8]]
-    """So many of its bytes behind a first one: a copy."""
+    """Function of (first byte, number of bytes) that returns a copy of those bytes of the tensor."""
     file: WeightFile | None = None
-    """That it lies in; None: in none, as it is."""
+    """File that contains the stored bytes unchanged; None: no file does."""
     begin: int = 0
-    """Its first byte there."""
+    """Offset of its first byte in that file."""
 
     @property
     def row_bytes(self) -> int:
-        """Of the innermost dimension."""
+        """Bytes of a row, which is the innermost dimension."""
         return self.shape[-1] // self.type.block_size * self.type.block_bytes
 
     @property
     def nbytes(self) -> int:
-        """Of all."""
+        """Bytes of the whole tensor."""
         return prod(self.shape[:-1]) * self.row_bytes
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """All of them, [*shape[:-1], bytes of a row]; read anew each time."""
+        """All bytes, [*shape[:-1], bytes of a row]; read from the file at each access."""
         return self.read(0, self.nbytes).reshape(*self.shape[:-1], self.row_bytes)
 
     def rows(self, begin: int, end: int) -> npt.NDArray[np.uint8]:
-        """Those of rows of a matrix. [end - begin, bytes of a row]"""
+        """Return the bytes of some rows of a matrix, [end - begin, bytes of a row]."""
         assert len(self.shape) > 1, self.shape
         size = self.nbytes // self.shape[0]
         return self.read(begin * size, (end - begin) * size).reshape(end - begin, *self.shape[1:-1], self.row_bytes)
@@ -147,7 +147,7 @@ _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def first_part(path: Path) -> Path:
-    """Return the part of a split model that has its metadata, by the name of any part; others are returned as they are.
+    """Return the part that has the metadata of a split model, given any part; other paths are returned unchanged.
 
     >>> first_part(Path("m-00002-of-00003.gguf")).name
     'm-00001-of-00003.gguf'
@@ -157,7 +157,7 @@ def first_part(path: Path) -> Path:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model, by the name of any part, in their order."""
+    """Return the files of a model in order, given the path of any part."""
     part = _PART.fullmatch(path.name)
     return (
         [path]
@@ -167,28 +167,28 @@ def parts_of(path: Path) -> list[Path]:
 
 
 class GGUFFile:
-    """The metadata and the tensors of a model, by name: of one file, or of all parts of a split one."""
+    """Metadata and tensors of a model by name, from one file or from all parts of a split model."""
 
     path: Path
-    """The file, or the first part."""
+    """The file, or the first part of a split model."""
     metadata: Metadata
     tensors: Mapping[str, StoredTensor]
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or all parts, and read everything but the tensors' data.
+        """Open the file, or all parts, and read everything except the tensors' data.
 
         Args:
-            path: of the file, or of any part.
+            path: path of the file, or of any part.
 
         Raises:
-            ModelNotFound: no such file, or a part of it is not there.
-            CorruptCheckpoint: no GGUF file, one that is truncated, where what was being read is named, or parts that
+            ModelNotFound: the file, or a part of it, does not exist.
+            CorruptCheckpoint: the file is not GGUF or is truncated (the error names what was being read), or parts
                 contradict each other.
-            UnsupportedModel: a version, byte order or tensor type that is not read.
+            UnsupportedModel: the version, byte order or a tensor type cannot be read.
         """
         self.path = first_part(path)
         if _PART.fullmatch(self.path.name) and not self.path.exists():
-            raise ModelNotFound(f"{self.path}, the first part of a model, is not there. {_ALL_IN_ONE}")
+            raise ModelNotFound(f"{self.path}, the first part of the model, does not exist. {_ALL_IN_ONE}")
         first = _GGUFPart(self.path)
         self.metadata, self.tensors = first.metadata, first.tensors
         num_parts = self.metadata.count("split.count", 0, least=0)
@@ -199,16 +199,14 @@ class GGUFFile:
         name = _PART.fullmatch(self.path.name)
         if name is None or int(name["count"]) != num_parts:
             raise CorruptCheckpoint(
-                f"{self.path} is one of {num_parts} parts (split.count), and its name does not say so. Name the parts "
+                f"{self.path} is one of {num_parts} parts (split.count), but its name does not say so. Name the parts "
                 f"NAME-00001-of-{num_parts:05}.gguf and so on, or join them with llama-gguf-split --merge."
             )
         names = [f"{name['name']}-{number:05}-of-{num_parts:05}.gguf" for number in range(2, num_parts + 1)]
         absent = [other for other in names if not self.path.with_name(other).exists()]
         if absent:
             more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            told = (
-                f"{self.path} is the first of {num_parts} parts, and {absent[0]}{more} is not beside it. {_ALL_IN_ONE}"
-            )
+            told = f"{self.path} is the first of {num_parts} parts, but {absent[0]}{more} is missing. {_ALL_IN_ONE}"
             raise ModelNotFound(told)
         self._check_place(first, 1)
         tensors = dict(first.tensors)
@@ -217,17 +215,17 @@ class GGUFFile:
             self._check_place(part, number)
             twice = tensors.keys() & part.tensors.keys()
             if twice:
-                raise CorruptCheckpoint(f"{part.path}: {min(twice)} is in another part, too. Download it again.")
+                raise CorruptCheckpoint(f"{part.path}: {min(twice)} is also in another part. Download it again.")
             tensors |= part.tensors
         expected = self.metadata.count("split.tensors.count", len(tensors))
         if len(tensors) != expected:
             raise CorruptCheckpoint(
-                f"{self.path}: its parts have {len(tensors)} tensors, and split.tensors.count is {expected}."
+                f"{self.path}: its parts have {len(tensors)} tensors, but split.tensors.count is {expected}."
             )
         return tensors
 
     def _check_place(self, part: _GGUFPart, number: int) -> None:
-        """A part says which it is, of how many, and how many tensors all have; the first says what is right."""
+        """Raise CorruptCheckpoint if a part's number or counts differ from its file name or from the first part."""
         if part.metadata.count("split.no", least=0) != number - 1:
             raise part.metadata.refuse("split.no", f"{number - 1}, as the file's name says")
         for key in ("split.count", "split.tensors.count"):
@@ -238,7 +236,7 @@ class GGUFFile:
 
 
 class _GGUFPart:
-    """One file of a model."""
+    """One file of a possibly split model."""
 
     metadata: Metadata
     tensors: Mapping[str, StoredTensor]
@@ -261,12 +259,12 @@ class _GGUFPart:
         begin = -(-cursor.position // alignment) * alignment
         self.tensors = {info[0]: self._stored(file, begin, *info) for info in infos}
         if len(self.tensors) != len(infos):
-            raise CorruptCheckpoint(f"{path}: two tensors have one name. Download it again.")
+            raise CorruptCheckpoint(f"{path}: two tensors have the same name. Download it again.")
 
     def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
         cursor.what = "the header"
         if cursor.take(4) != b"GGUF":
-            told = f"{self.path} is no GGUF file: it does not begin with 'GGUF'."
+            told = f"{self.path} is not a GGUF file: it does not begin with 'GGUF'."
             raise CorruptCheckpoint(f"{told} {remedy_for(self.path, 'Check the path.')}")
         version = cursor.number("<u4")
         if version not in _VERSIONS:
@@ -306,15 +304,15 @@ class _GGUFPart:
 
 
 class _Cursor:
-    """Reads what stands before the tensors' data, from the beginning on."""
+    """Sequential reader of everything before the tensors' data."""
 
     def __init__(self, file: WeightFile) -> None:
         self._file, self._path = file, file.path
         self._content = b""
-        """As much of the file as was read."""
+        """The part of the file read so far."""
         self.position = 0
         self.what = ""
-        """What is being read, for errors."""
+        """Name of what is being read, for error messages."""
 
     def take(self, num_bytes: int) -> bytes:
         end = self.position + num_bytes
@@ -329,7 +327,7 @@ class _Cursor:
         return found
 
     def _read_on(self) -> bool:
-        """Read about as much as was read before; return whether there was more."""
+        """Read about as much again as was read so far; return whether there was more."""
         begin = len(self._content)
         num_bytes = min(max(begin, _LEAST_READ), self._file.size - begin)
         self._content += self._file.read(begin, num_bytes, self.what).tobytes()
@@ -348,14 +346,14 @@ class _Cursor:
             ) from error
 
     def pair(self) -> tuple[str, Any]:
-        """The next key and its value."""
+        """Read the next key and its value."""
         self.what = "the name of a metadata key"
         key = self._name()
         self.what = key
         return key, self._value(self.number("<u4"))
 
     def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        """The next tensor's name, shape, type and offset."""
+        """Read the next tensor's name, shape, type and offset."""
         self.what = "the name of a tensor"
         name = self._name()
         self.what = f"the shape of {name}"
@@ -407,9 +405,9 @@ class _Cursor:
         return texts
 
     def _take_texts(self, texts: list[str], length: int) -> None:
-        """Take those that were read, until there are `length`.
+        """Append the strings that lie in the content read so far, until there are `length`.
 
-        A vocabulary has some hundred thousand of them: this is the one loop here that has to be fast.
+        A vocabulary has several hundred thousand strings, so this loop has to be fast.
         """
         content, position = self._content, self.position
         size = len(content)
@@ -421,7 +419,7 @@ class _Cursor:
                     break
                 texts.append(content[begin:end].decode("utf-8"))
                 position = end
-        except struct.error:  # not even the length was read
+        except struct.error:  # the length itself is cut off
             pass
         finally:
             self.position = position

@@ -1,4 +1,4 @@
-"""The keys of a GGUF file, each read as what it has to be."""
+"""The keys of a GGUF file, with a checked accessor for each kind of value."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_COUNT = 2**31 - 1
 
 
 class Metadata:
-    """Values by key. A key that is asked for without a default must be there.
+    """Metadata values by key. A key requested without a default must exist.
 
-    Every method raises CorruptCheckpoint, with file, key and value, where the value is of another kind.
+    Every method raises CorruptCheckpoint, with file, key and value, if the value is of another kind.
     """
 
     def __init__(self, file_name: str, values: Mapping[str, Any]) -> None:
@@ -28,11 +28,11 @@ class Metadata:
         return iter(self._values)
 
     def is_list(self, key: str) -> bool:
-        """Whether its value is a list; False where there is none."""
+        """Return whether the value is a list; False if the key is absent."""
         return isinstance(self._values.get(key), list)
 
     def plain(self, prefix: str) -> dict[str, Any]:
-        """The numbers and flags whose keys begin with a prefix, by the rest of the key; not checked."""
+        """Return the numbers and flags whose keys begin with `prefix`, by the rest of the key, unchecked."""
         return {
             key.removeprefix(prefix): value
             for key, value in self._values.items()
@@ -40,15 +40,15 @@ class Metadata:
         }
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text."""
+        """Return the value of a key that holds a string."""
         return self._get(key, default, "a text", lambda value: isinstance(value, str))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """True or false."""
+        """Return the value of a key that holds a boolean."""
         return self._get(key, default, "true or false", lambda value: isinstance(value, bool))
 
     def count(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_COUNT) -> int:
-        """A whole number."""
+        """Return the value of a key that holds a whole number from `least` to `most`."""
 
         def is_one(value: Any) -> bool:
             return _is_whole(value) and least <= value <= most
@@ -56,7 +56,7 @@ class Metadata:
         return self._get(key, default, f"a whole number, {least} to {most}", is_one)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; GGUF has most of them in float32, so 1e-6 comes as 9.99999997e-07."""
+        """Return a finite number; GGUF stores most in float32, so 1e-6 is read as 9.99999997e-07."""
 
         def is_one(value: Any) -> bool:
             return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
@@ -64,30 +64,30 @@ class Metadata:
         return float(self._get(key, default, "a finite number", is_one))
 
     def number_or_flag(self, key: str) -> float | bool:
-        """A finite number, whole or not, or true or false; as it is stored."""
+        """Return a finite number or a boolean as stored."""
         found = self._values.get(key)
         if not isinstance(found, bool):
             self.number(key)
         return cast(float | bool, found)
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts."""
+        """Return the value of a key that holds a list of strings."""
         return self._list(key, "texts", str)
 
     def flags(self, key: str) -> list[bool]:
-        """A list of booleans."""
+        """Return the value of a key that holds a list of booleans."""
         return self._list(key, "booleans", bool)
 
     def whole_numbers(self, key: str) -> list[int]:
-        """A list of whole numbers."""
+        """Return the value of a key that holds a list of whole numbers."""
         return self._list(key, "whole numbers", int)
 
     def numbers(self, key: str) -> list[float]:
-        """A list of numbers."""
+        """Return the value of a key that holds a list of numbers."""
         return self._list(key, "numbers", int, float)
 
     def refuse(self, key: str, wanted: str) -> CorruptCheckpoint:
-        """What to raise when a value is not `wanted`."""
+        """Return the error for a value that is not `wanted`."""
         return CorruptCheckpoint(f"{self.file_name}: {key} must be {wanted}, found {shown(self._values[key])}.")
 
     def _get(self, key: str, default: Any, wanted: str, is_one: Callable[[Any], bool]) -> Any:
@@ -101,7 +101,7 @@ class Metadata:
 
     def _list(self, key: str, wanted: str, *kinds: type) -> list[Any]:
         found = self._get(key, None, f"a list of {wanted}", lambda value: isinstance(value, list))
-        # one type for all of an array's values, so the first speaks for them
+        # all values of an array have one type, so checking the first is enough
         if found and type(cast(object, found[0])) not in kinds:
             raise self.refuse(key, f"a list of {wanted}")
         return found

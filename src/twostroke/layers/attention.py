@@ -1,6 +1,7 @@
-"""Attention of one layer: hands the layer's share of the KV storage and of the step's plan to the operator.
+"""Attention of one layer over the paged KV cache, and the attention metadata of a step.
 
-AttentionMetadata: where every query of a step stands and which blocks it reads; built once, read by all layers.
+Attention passes a layer's slice of the KV storage and the plan of its KV group to the operator. AttentionMetadata
+holds the query positions and block tables of a step; it is built once and read by all layers.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from twostroke.layers.elementwise import RMSNorm, Rotation
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayout:
-    """What the layers must know of the KV storage, in plain values; the runner fills it from its KVLayout."""
+    """Plain values that describe the KV storage to the layers; the runner fills it from its KVLayout."""
 
     layer_slots: tuple[tuple[int, int], ...]
-    """Per layer of the model that keeps KV: its KV group, and which of that group's layers it is inside a page."""
+    """For each model layer that keeps KV: its KV group, and its index among that group's layers inside a page."""
     shapes: tuple[GroupShape, ...]
-    """One per KV group."""
+    """One shape per KV group."""
 
     @property
     def block_size(self) -> int:
-        """Tokens of a page."""
+        """Tokens per page."""
         return self.shapes[0].block_size
 
     @classmethod
@@ -51,7 +52,7 @@ class AttentionLayout:
         block_size: int,
         kv_format: KVFormat,
     ) -> AttentionLayout:
-        """From (layer ids, their KV, bytes from one id of a block table to the next) per KV group.
+        """Build the layout from (layer ids, KV spec, bytes from one block table id to the next) per KV group.
 
         >>> full, window = (KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 64))
         >>> groups = [((0, 2), full, 1536), ((1, 3), window, 1536)]
@@ -71,14 +72,14 @@ class AttentionLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMetadata:
-    """One step, as attention sees it."""
+    """Inputs of attention for one step, shared by all layers."""
 
     layout: AttentionLayout
     num_tokens: int
     operators: tuple[AttentionOperator, ...]
-    """One per KV group."""
+    """One operator per KV group."""
     plans: tuple[Any, ...]
-    """One per KV group; what its operator worked out for the step."""
+    """One plan per KV group, prepared by its operator for this step."""
 
     @classmethod
     def build(
@@ -91,7 +92,7 @@ class AttentionMetadata:
         operators: AttentionOperators,
         tree_masks: TreeMasks | None = None,
     ) -> AttentionMetadata:
-        """Plans a step.
+        """Build the metadata of a step, with a plan for each KV group.
 
         Args:
             query_start_loc: [num_seqs + 1]: where each request's query tokens begin in the flat batch. Every request
@@ -99,9 +100,9 @@ class AttentionMetadata:
             seq_lens: [num_seqs]: context length after this step; the queries are its last tokens.
             block_tables: per KV group [num_seqs, max_pages] page ids (PageIds). Entries before a group's window or
                 after the context are never read and may hold anything.
-            layout: of the storage.
-            operators: the model's.
-            tree_masks: for steps with draft trees; None when every query sees all before it.
+            layout: layout of the KV storage.
+            operators: attention operators of the model.
+            tree_masks: masks for steps with draft trees; None when every query attends to all tokens before it.
         """
         assert len(query_start_loc) == len(seq_lens) + 1, (query_start_loc, seq_lens)
         assert tree_masks is None or len(tree_masks) == len(seq_lens), (tree_masks, seq_lens)
@@ -115,34 +116,37 @@ class AttentionMetadata:
 
 
 class KVTensors(Protocol):
-    """What a layer needs of the KV storage."""
+    """The parts of the KV storage that a layer uses."""
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """Per group of the attention layout: uint8 [ids, layers of a page, 2, num_kv_heads, block_size * slot bytes];
-        ids may be nearer to each other than a page is long."""
+        """Per group of the attention layout: uint8 [ids, layers of a page, 2, num_kv_heads, block_size * slot bytes].
+
+        The distance between two ids may be smaller than a page.
+        """
         ...
 
     @property
     def layer_written(self) -> Callable[[int], object] | None:
-        """To be called behind each layer that has written the K and V of a step; None: nobody listens."""
+        """Callback for each layer that has written the K and V of a step; None: no callback."""
         ...
 
 
 class Attention:
-    """Turns q and k, writes K and V of the step's tokens, then attends over the paged context.
+    """Apply the per-head norm and rotary embedding to q and k, write K and V of the step's tokens, then attend.
 
-    Quantized KV stores each rotated key less the mean of all keys (`center_keys`). In pairs of dimensions that rotation
-    hardly moves, keys share large numbers, in some models hundreds: beside them a scale leaves little of the other
-    dimensions. All scores of a query fall by q · mean, which the softmax does not see.
+    Quantized KV stores each rotated key minus the mean of all keys (`center_keys`). Rotation hardly changes some
+    pairs of dimensions. There all keys share a large offset, in some models in the hundreds, and a common scale
+    would leave little precision for the other dimensions. Subtracting the mean lowers all scores of a query by q ·
+    mean, which does not change the softmax.
 
     Args:
-        layer_id: of the model's layers.
-        spec: of the layer.
-        operators: of the back end.
-        head_norm: over each head of q and k, before they are rotated.
-        slopes: see Scoring.
-        sinks: see Scoring.
+        layer_id: index among the model's layers.
+        spec: specification of the layer.
+        operators: operators of the back end.
+        head_norm: norm over each head of q and k, applied before rotary embedding.
+        slopes: ALiBi slopes (Scoring).
+        sinks: attention sinks (Scoring).
     """
 
     def __init__(
@@ -161,19 +165,20 @@ class Attention:
         self._key_mean: Tensor | None = None
 
     def center_keys(self, mean: Tensor) -> None:
-        """Store quantized keys less `mean`, [num_kv_heads, head_dim], from now on."""
+        """Subtract `mean` [num_kv_heads, head_dim] from quantized keys before they are stored, from now on."""
         self._key_mean = mean
 
     def __call__(self, qkv: Tensor, rotation: Rotation | None, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
-        """Attends.
+        """Compute attention for the tokens of a step.
 
         Args:
-            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: q, k and v as projected; of a layer that reads
-                the K and V of another one q alone. Is changed.
-            rotation: of q and k; None: they are not rotated.
-            attention: the step.
-            kv: the storage; receives the new K and V before anything is read, so that what a step wrote and what
-                earlier steps wrote is read alike.
+            qkv: [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: projected q, k and v. A layer that reads the K
+            and V
+                of another layer passes q alone. Modified in place.
+            rotation: rotary embedding of q and k; None: no rotation.
+            attention: metadata of the step.
+            kv: the KV storage. The new K and V are written before anything is read, so tokens of this step and of
+                earlier steps are read the same way.
 
         Returns:
             [num_tokens, num_heads * head_dim].
@@ -204,7 +209,7 @@ class Attention:
         attention: AttentionMetadata,
         kv: KVTensors,
     ) -> Tensor:
-        """Compute the whole layer that this attention is part of, [num_tokens, hidden_size]; see __call__."""
+        """Compute the whole layer that contains this attention, [num_tokens, hidden_size]; arguments as in __call__."""
         group, index = attention.layout.layer_slots[self._kv_source]
         key_mean = self._mean_left_out(attention.layout.shapes[group])
         y = layer(x, rotation, kv.tensors[group], attention.plans[group], index, key_mean)
@@ -221,7 +226,7 @@ class Attention:
         return HeadTurn(*rotation, weight, eps, key_mean)
 
     def _turn_(self, qk: Tensor, rotation: Rotation | None) -> None:
-        """By operators of their own, in place."""
+        """Apply norm and rotation in place, each by a separate operator."""
         if self._head_norm is not None:
             self._head_norm.apply_(qk)
         if rotation is not None:

@@ -1,8 +1,6 @@
-"""What layers do to each token by itself: norms, and rotary position embedding.
+"""Operations on each token independently: norms and rotary position embedding.
 
-Norms over the last dimension.
-
-Rotary position embedding and its ways of stretching a context, as transformers 5.23 computes them.
+Norms run over the last dimension. Rotary position embedding and its context extension methods match transformers 5.23.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from twostroke.kernels.interface import NormWeight, Operators
 
 
 class Norm(Protocol):
-    """Either of them."""
+    """An RMSNorm or a LayerNorm."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norm x [..., n]."""
+        """Normalize x [..., n] over the last dimension."""
         ...
 
 
@@ -30,21 +28,21 @@ class RMSNorm:
     """Root-mean-square norm over the last dimension."""
 
     def __init__(self, weight: Tensor, eps: float, operators: Operators) -> None:
-        """Takes weight, broadcastable to what will be normed."""
+        """Store weight, which must broadcast to the normalized tensor."""
         self.weight, self.eps = weight, eps
         self._rms_norm, self._rms_norm_ = operators.rms_norm, operators.rms_norm_
 
     @property
     def bound(self) -> NormWeight:
-        """For a back end that binds it."""
+        """Weight and eps, for a back end that binds the norm into a larger operator."""
         return NormWeight(self.weight, self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norms x [..., n]."""
+        """Normalize x [..., n] over the last dimension."""
         return self._rms_norm(x, self.weight, self.eps)
 
     def apply_(self, x: Tensor) -> None:
-        """Norms x [..., n] in place."""
+        """Normalize x [..., n] in place."""
         self._rms_norm_(x, self.weight, self.eps)
 
 
@@ -52,12 +50,12 @@ class LayerNorm:
     """Layer norm over the last dimension (Ba et al. 2016, arXiv:1607.06450), in float32, by torch's operators."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
-        """Takes weight and bias [n]."""
+        """Convert weight and bias [n] to float32."""
         self._weight, self._eps = weight.float(), eps
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norm x [..., n]; the result is rounded once."""
+        """Normalize x [..., n]; the result is rounded once."""
         wide = x.float()
         centred = wide - wide.mean(-1, keepdim=True)
         scale = centred.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
@@ -69,29 +67,29 @@ class LayerNorm:
 
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and signed sin of a step's tokens, each [num_tokens, 1, head_dim]; see Rotary."""
+"""cos and signed sin of a step's tokens, each [num_tokens, 1, head_dim], made by Rotary."""
 
 _POSITIONS_AT_ONCE = 4096
 
 LEAST_POSITIONS = 128
-"""Positions that the tables have at least: so many tokens are read when means of keys are found (runner/key_means.py),
-however long requests may be."""
+"""Minimum number of positions in the tables, however short requests are: the calibration of key means
+(runner/key_means.py) reads this many tokens."""
 
 
 class Rotary:
-    """Cosines and sines of every position, computed once."""
+    """Tables of cosines and sines for all positions, computed once."""
 
     def __init__(
         self, rope: RopeConfig, head_dim: int, *, max_model_len: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Fills the tables for positions 0 to max_model_len - 1, or more.
+        """Fill the tables for positions 0 to max_model_len - 1, or more.
 
-        Dynamic NTK scaling is fixed for `rope.longest_request`: stretching with the length of each request would make
-        the keys in the cache contradict later queries. The same holds for longrope, whose factors change where a
-        request passes the original context.
+        Dynamic NTK scaling is computed once for `rope.longest_request`. Scaling by the length of each request would
+        make cached keys inconsistent with later queries. The same holds for longrope, whose factors change where a
+        request exceeds the original context.
 
-        Of heads that are rotated in part, the numbers of a pair come first in each half (model/rotary_order.py); the
-        others are multiplied by 1.
+        If only part of a head is rotated, the rotated pairs come first in each half (model/rotary_order.py). The
+        other dimensions are multiplied by 1.
         """
         num_positions = max(max_model_len, LEAST_POSITIONS)
         frequencies, factor = inverse_frequencies(rope, rope.rotary_dim or head_dim)
@@ -103,7 +101,7 @@ class Rotary:
             assert rope.original_max_position_embeddings is not None
             turns = torch.arange(num_positions) // rope.original_max_position_embeddings
             self._query_scales = (1 + rope.query_growth * torch.log(1.0 + turns)).to(device=device, dtype=dtype)
-        # a slice at a time: in float32 and with what lies between, a whole context would take several times the tables
+        # a slice at a time: float32 intermediates of all positions would take several times the tables' memory
         for begin in range(0, num_positions, _POSITIONS_AT_ONCE):
             positions = torch.arange(begin, min(begin + _POSITIONS_AT_ONCE, num_positions)).float()
             angles = positions[:, None] * frequencies  # [num_positions, num_pairs]
@@ -114,28 +112,29 @@ class Rotary:
             self._signed_sin[rows, first], self._signed_sin[rows, second] = -sin, sin
 
     def query_scales(self, positions: Tensor) -> Tensor | None:
-        """Factors on the queries of positions [num_tokens], [num_tokens, 1, 1]; None: there are none."""
+        """Return factors on the queries at positions [num_tokens] as [num_tokens, 1, 1]; None: no scaling."""
         return None if self._query_scales is None else self._query_scales[positions].view(-1, 1, 1)
 
     @staticmethod
     def bytes_for(head_dim: int, max_model_len: int, bytes_per_element: int) -> int:
-        """What the tables take."""
+        """Return the size of the tables in bytes."""
         return 2 * max(max_model_len, LEAST_POSITIONS) * head_dim * bytes_per_element
 
     @property
     def nbytes(self) -> int:
-        """What they do take."""
+        """Size of the allocated tables in bytes."""
         return self._cos.nbytes + self._signed_sin.nbytes
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """cos and signed sin [num_tokens, 1, head_dim] for positions [num_tokens]; see kernels' rotate_heads_."""
+        """Return cos and signed sin [num_tokens, 1, head_dim] for positions [num_tokens], as `rotate_heads_` takes
+        them."""
         return self._cos[positions].unsqueeze(1), self._signed_sin[positions].unsqueeze(1)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Angular frequency of each pair [head_dim / 2], float32, and the factor on cos and sin.
+    """Return the angular frequency of each pair [head_dim / 2], float32, and the factor on cos and sin.
 
-    head_dim: numbers of a head that are rotated.
+    head_dim: number of rotated dimensions of a head.
     """
     frequencies, factor = _SCALINGS[rope.rope_type](rope, head_dim)
     if rope.frequency_divisors is not None:
@@ -148,17 +147,17 @@ def _plain(theta: float, head_dim: int) -> Tensor:
 
 
 def _default(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Su et al. 2021, arXiv:2104.09864."""
+    """Return the original frequencies (Su et al. 2021, arXiv:2104.09864)."""
     return _plain(rope.theta, head_dim), 1.0
 
 
 def _linear(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Position interpolation: Chen et al. 2023, arXiv:2306.15595."""
+    """Return frequencies for position interpolation (Chen et al. 2023, arXiv:2306.15595)."""
     return _plain(rope.theta, head_dim) / rope.factor, 1.0
 
 
 def _dynamic(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """NTK-aware scaling for the longest context there will be; plain up to the original one."""
+    """Return NTK-aware frequencies for the longest request; they are unscaled up to the original context length."""
     assert rope.original_max_position_embeddings is not None
     original = rope.original_max_position_embeddings
     stretch = rope.factor * max(rope.longest_request or original, original) / original - (rope.factor - 1)
@@ -166,7 +165,7 @@ def _dynamic(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between are blended."""
+    """Return Llama 3.1 frequencies: long wavelengths stretched by `factor`, short ones kept, others blended."""
     original, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
     assert original is not None
     assert low is not None
@@ -181,7 +180,7 @@ def _llama3(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """YaRN: Peng et al. 2023, arXiv:2309.00071."""
+    """Return YaRN frequencies (Peng et al. 2023, arXiv:2309.00071)."""
     assert rope.original_max_position_embeddings is not None
     original, factor = rope.original_max_position_embeddings, rope.factor
 
@@ -213,7 +212,7 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 
 
 def _longrope(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """LongRoPE: Ding et al. 2024, arXiv:2402.13753."""
+    """Return LongRoPE frequencies (Ding et al. 2024, arXiv:2402.13753)."""
     original = rope.original_max_position_embeddings
     assert original is not None
     factors = rope.long_factors if (rope.longest_request or original) > original else rope.short_factors
@@ -226,7 +225,7 @@ def _longrope(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _proportional(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Gemma 4: the first pairs turn as fast as if all did, the rest stand still."""
+    """Return Gemma 4 frequencies: the first pairs rotate as if all did, the remaining ones do not rotate."""
     frequencies = _plain(rope.theta, head_dim) / rope.factor
     frequencies[int(rope.turned_share * head_dim // 2) :] = 0.0
     return frequencies, 1.0

@@ -2,11 +2,12 @@
 
 ```
 by rows    pairs [P, K]  ─►  rank's rows of every expert  ─►  gather columns  ─►  down, the same way  ─►  sum
-dealt      pairs of the rank's experts  ─►  whole experts, both products  ─►  gather pairs [P, N]  ─►  sum
+by expert  pairs of the rank's experts  ─►  whole experts, both products  ─►  gather pairs [P, N]  ─►  sum
 ```
 
-Pairs are sorted by expert, and a rank has neighbouring experts. So its pairs are neighbours, and what ranks gather one
-under the other is in the order of one rank. Every rank then adds a token's products in the one order: the same bits.
+Pairs of a token and an expert are sorted by expert, and a rank has consecutive experts. So a rank's pairs are
+consecutive, and the gathered rows are in the order of a single rank. Every rank then sums a token's products in the
+same order, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from twostroke.kernels.expert_operators import ExpertLinears, GatedExperts, Rout
 from twostroke.layers.row_split import RowSplit, rows_of
 
 ExpertProducts = Callable[[Tensor, Routing], Tensor]
-"""[num_tokens, hidden_size] -> [num_tokens, hidden_size]: the sum of what each token's experts make."""
+"""[num_tokens, hidden_size] -> [num_tokens, hidden_size]: the sum of the outputs of each token's experts."""
 
 
 class ExpertsByRows:
-    """Experts of which every rank has some rows; an ExpertProducts."""
+    """Experts split by rows: every rank has some rows of each expert. Implements ExpertProducts."""
 
     def __init__(self, inner: GatedExperts, down: ExpertLinears, split: RowSplit, sizes: tuple[int, int]) -> None:
-        """Takes both products of all experts, and how many rows an expert's have on all ranks together."""
+        """Store both products of all experts, and the rows of an expert on all ranks together, for each product."""
         self._inner, self._down, self._split = inner, down, split
         self._size, self._hidden_size = sizes
 
@@ -36,10 +37,10 @@ class ExpertsByRows:
 
 
 class DealtExperts:
-    """Experts of which each rank has some as a whole; an ExpertProducts."""
+    """Experts split by expert: each rank has some whole experts. Implements ExpertProducts."""
 
     def __init__(self, inner: GatedExperts, down: ExpertLinears, split: RowSplit, num_experts: int) -> None:
-        """Takes both products of this rank's experts, and how many experts all ranks have together."""
+        """Store both products of this rank's experts, and the number of experts on all ranks together."""
         self._inner, self._down, self._split = inner, down, split
         self._own = split.own(num_experts)
         self._experts = [rows_of(rank, split.size, num_experts) for rank in range(split.size)]

@@ -1,12 +1,12 @@
-"""RowSplit: matrices whose output rows are dealt out to ranks, and activations that every rank has as a whole.
+"""RowSplit: matrices whose output rows are split across ranks; activations are whole on every rank.
 
 ```
 x [T, K], whole     W rows of rank 0  ─►  y[:, :n0]  ┐
 on every rank       W rows of rank 1  ─►  y[:, n0:]  ┴─ all-gather ─►  y [T, N], whole on every rank
 ```
 
-Each number is summed by one rank over all of K, in the order in which one rank alone sums it: so the bits are those of
-one rank, and groups of quantized weights, which lie along K, are never cut.
+Each number is summed by one rank over all of K, in the order that a single rank uses. So the bits are those of a
+single rank. Groups of quantized weights lie along K and are never cut.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from twostroke.kernels.memory import wide
 
 
 def rows_of(rank: int, size: int, num_rows: int) -> range:
-    """The rows, or heads, that a rank of `size` has of `num_rows`; where they do not divide, some have one more. Of
-    fewer than there are ranks, each has one, and neighbours have the same.
+    """Return the rows, or heads, of `num_rows` that a rank of `size` ranks has.
+
+    If they do not divide evenly, some ranks have one more. If there are fewer rows than ranks, each rank has one and
+    neighbouring ranks share it.
 
     >>> [rows_of(rank, 3, 10) for rank in range(3)]
     [range(0, 3), range(3, 6), range(6, 10)]
@@ -38,41 +40,41 @@ def rows_of(rank: int, size: int, num_rows: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class RankSplit:
-    """How the weights of a model are dealt out."""
+    """Scheme by which the weights of a model are split across ranks."""
 
     num_ranks: int = 1
     deals_experts: bool = False
-    """Whether each rank has some experts of a layer as a whole, instead of some rows of each."""
+    """Whether each rank has some whole experts of a layer, instead of some rows of each expert."""
 
 
 ALONE = RankSplit()
-"""One rank, which has everything."""
+"""A single rank, which has all weights."""
 
 
 class RowSplit:
-    """Who has which rows, and how the outputs come together."""
+    """Assignment of output rows to ranks, and the gathering of their outputs."""
 
     def __init__(self, communicator: Communicator | None = None, *, deals_experts: bool = False) -> None:
-        """Of one rank, without a communicator. See RankSplit."""
+        """Store the communicator; without one there is a single rank. `deals_experts` is described at RankSplit."""
         self._communicator = communicator or Alone()
         self.deals_experts = deals_experts
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self._communicator.size
 
     def share(self, num: int) -> int:
-        """How many of `num` heads this rank has: equally many as any other."""
+        """Return how many of `num` heads this rank has; every rank has the same number."""
         assert num % self.size == 0 or self.size % num == 0, (num, self.size)
         return len(self.own(num))
 
     def own(self, num_rows: int) -> range:
-        """The rows that this rank has of `num_rows`."""
+        """Return the rows of `num_rows` that this rank has."""
         return rows_of(self._communicator.rank, self.size, num_rows)
 
     def gather(self, local: Tensor, num_columns: int) -> Tensor:
-        """This rank's columns [T, own] to all of them [T, num_columns].
+        """Gather this rank's columns [T, own] and those of the other ranks into [T, num_columns].
 
         Raises:
             RankLost: another rank is gone.
@@ -86,7 +88,7 @@ class RowSplit:
         return whole
 
     def gather_rows(self, local: Tensor, counts: Sequence[int]) -> Tensor:
-        """This rank's rows [counts[rank], N] to those of all ranks, one rank's under the other's [sum(counts), N].
+        """Gather the rows [counts[rank], N] of all ranks, in rank order, into [sum(counts), N].
 
         Raises:
             RankLost: another rank is gone.
@@ -98,14 +100,14 @@ class RowSplit:
         return whole
 
     def gather_heads(self, own: Tensor, nums: Sequence[int]) -> list[Tensor]:
-        """This rank's heads to those of all ranks, for what is computed over all of them.
+        """Gather the heads of all ranks, for operations over all heads.
 
         Args:
-            own: [T, heads, head_dim]; of several kinds (q and k, say), one behind the other.
-            nums: heads of each kind, of all ranks together.
+            own: [T, heads, head_dim]; heads of several kinds (q and k, for example) follow each other.
+            nums: number of heads of each kind on all ranks together.
 
         Returns:
-            Of each kind [T, num, head_dim].
+            [T, num, head_dim] for each kind.
 
         Raises:
             RankLost: another rank is gone.
@@ -117,20 +119,20 @@ class RowSplit:
         self._communicator.all_gather(own, of_ranks, [own.nbytes] * self.size)
         found: list[Tensor] = []
         for num, of_kind in zip(nums, of_ranks.split([self.share(num) for num in nums], dim=2), strict=True):
-            once = of_kind[:: max(1, self.size // num)]  # neighbours may have the same head
+            once = of_kind[:: max(1, self.size // num)]  # neighbouring ranks may have the same head
             found.append(once.transpose(0, 1).flatten(1, 2))
         return found
 
     def rows(self, ids: Tensor, num_rows: int, of_own: Callable[[Tensor], Tensor]) -> Tensor:
-        """Rows of a table [num_rows, K] whose rows are dealt out.
+        """Return rows of a table [num_rows, K] whose rows are split across ranks.
 
         Args:
             ids: int64 [T].
-            num_rows: of the whole table.
-            of_own: rows [T, K] of this rank's part of the table, by their place in it.
+            num_rows: rows of the whole table.
+            of_own: returns rows [T, K] of this rank's part of the table, by index within that part.
 
         Returns:
-            [T, K]: each row as its owner has it.
+            [T, K]: each row from the rank that has it.
         """
         if self.size == 1:
             return of_own(ids)
@@ -143,11 +145,12 @@ class RowSplit:
         return of_ranks[owners, torch.arange(len(ids), device=ids.device)]
 
     def linear(self, own: Linear, num_rows: int) -> Linear:
-        """A product whose outputs are whole on every rank, from one with this rank's of its `num_rows` rows."""
+        """Return a linear layer whose outputs are whole on every rank, from one with this rank's part of `num_rows`
+        rows."""
         return own if self.size == 1 else _GatheredLinear(self, own, num_rows)
 
     def gated(self, own: GatedLinear, num_rows: int) -> GatedLinear:
-        """The same of a gated product."""
+        """Return a gated linear layer whose outputs are whole on every rank, from one with this rank's rows."""
 
         def gathered(x: Tensor) -> Tensor:
             return self.gather(own(x), num_rows)
@@ -156,32 +159,28 @@ class RowSplit:
 
 
 class _GatheredLinear:
-    """A Linear with some of the rows of a matrix; its results are those of the whole matrix."""
+    """A Linear that has some rows of a matrix and returns the results of the whole matrix."""
 
     def __init__(self, split: RowSplit, own: Linear, num_rows: int) -> None:
         self._split, self._own, self._num_rows = split, own, num_rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See Linear."""
         return self._split.gather(self._own(x), self._num_rows)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Linear."""
         return wide(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See Linear."""
         own = self._split.own(self._num_rows)
         part = residual[:, own.start : own.stop].contiguous()
         return self._split.gather(self._own.add_to(part, x), self._num_rows)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """See Linear."""
         return self._split.rows(ids, self._num_rows, self._own.rows)
 
 
 @cache
 def _widths(size: int, num_columns: int, bytes_per_element: int) -> tuple[int, ...]:
-    """Bytes of a row that each rank has; matrices have few shapes."""
+    """Return the bytes of a row that each rank has; cached, because matrices have few shapes."""
     assert num_columns >= size, (num_columns, size)
     return tuple(len(rows_of(rank, size, num_columns)) * bytes_per_element for rank in range(size))

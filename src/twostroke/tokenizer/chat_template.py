@@ -1,7 +1,7 @@
-"""Messages to prompt text, by the model's own Jinja template.
+"""Rendering of messages to prompt text with the model's own Jinja template.
 
-A template comes with a model from somewhere, and messages come from anyone: the template sees plain JSON values only,
-in a sandbox (template_program.py), and runs in a process of its own whose time and memory are bounded
+Templates come with downloaded models and messages come from any client. So a template gets plain JSON values only,
+is rendered in a sandbox (template_program.py), and runs in a separate process with limited time and memory
 (template_process.py).
 """
 
@@ -20,28 +20,29 @@ from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
 log = get_logger(__name__)
 
 MAX_TEMPLATE_CHARS = 512 * 1024
-"""The longest published templates have some 30,000."""
+"""Characters of the longest template accepted; the longest published ones have some 30,000."""
 
 _USED = frozenset({"default", "tool_use"})
-"""Of the templates that a model may bring, those that a conversation is rendered with."""
+"""Names of the templates that render conversations, among those that a model may have."""
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 TOOLS, CALLS, CALL_TEXTS = "tools", "tool calls", "text beside tool calls"
-"""Names of what a template may never write."""
+"""Names of conversation parts that a template may never write."""
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def check_template(source: str) -> None:
-    """Raises InvalidPrompt for a text that is no Jinja template."""
+    """Raise InvalidPrompt if a text is not a Jinja template."""
     _Template(source, {})
 
 
 class ChatTemplate:
     """The chat template of one model.
 
-    One that cannot be compiled is a warning here and an InvalidPrompt for each chat: the model completes texts as well.
+    A template that does not compile causes a warning here and an InvalidPrompt for each chat; the model can still
+    complete text.
 
     Args:
-        templates: name to Jinja source; a model with one template calls it default.
+        templates: name to Jinja source; the template of a model with only one is named default.
         named_tokens: role to token text, visible to the template as bos_token, eos_token and so on.
     """
 
@@ -51,9 +52,9 @@ class ChatTemplate:
         self._sources = tuple(templates.values())
         self._compiled: dict[str, _Template] = {}
         self._broken: dict[str, str] = {}
-        """Why a template cannot be compiled."""
+        """Name of a template to the reason why it does not compile."""
         self._told: set[str] = set()
-        """Names of what the log was told of."""
+        """Names of conversation parts that a warning was already logged for."""
         for name in _USED.intersection(templates):
             try:
                 self._compiled[name] = _Template(templates[name], self._named_tokens)
@@ -71,14 +72,14 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt text of a conversation; encode it without adding special tokens, the template wrote them.
+        """Return the prompt text of a conversation; encode it without special tokens, which the template has written.
 
         Args:
-            messages: objects with a role and, as a rule, a content.
+            messages: objects with a role and, usually, a content.
             tools: JSON schemas of functions the model may call.
-            documents: for templates that know retrieval.
+            documents: for templates that support retrieval.
             add_generation_prompt: whether to open the assistant's turn.
-            continue_final_message: whether to leave the last message open, for the model to go on within it.
+            continue_final_message: whether to leave the last message open so that the model continues it.
             template_kwargs: further variables for the template, for example enable_thinking.
 
         Raises:
@@ -118,13 +119,14 @@ class ChatTemplate:
         return rendered if final_text is None else _cut_at_mark(rendered, final_text)
 
     def look(self) -> None:
-        """Find out now what `unwritten` tells; otherwise the first conversation with tools waits for it."""
+        """Run the probes of `unwritten` now, so that the first conversation with tools does not wait for them."""
         for template in self._compiled.values():
             unwritten = template.unwritten
             _ = unwritten.tools, unwritten.calls, unwritten.calls_beside_text, unwritten.text_beside_calls
 
     def unwritten(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[str]:
-        """Return what of a conversation the template never writes: TOOLS, CALLS of earlier turns, or CALL_TEXTS."""
+        """Return the parts of a conversation that the template never writes: TOOLS, CALLS of earlier turns, or
+        CALL_TEXTS."""
         template = self._compiled.get(self._name(has_tools))
         if template is None:
             return []
@@ -140,11 +142,11 @@ class ChatTemplate:
         return found
 
     def mentions(self, name: str) -> bool:
-        """Whether a template may read a field of this name; one that does not contain the name does not."""
+        """Return whether any template contains `name`; a template without it does not read a field of this name."""
         return any(name in source for source in self._sources)
 
     def _tell_unwritten(self, messages: Sequence[JSON], *, has_tools: bool) -> None:
-        """Say once what this conversation has and the model will never see."""
+        """Log a warning, once each, for parts of this conversation that the model does not see."""
         for name in self.unwritten(messages, has_tools=has_tools):
             if name not in self._told:
                 self._told.add(name)
@@ -168,12 +170,12 @@ class ChatTemplate:
     @staticmethod
     def _variables(template_kwargs: Mapping[str, Any]) -> JSON:
         if taken := sorted(RESERVED & set(template_kwargs)):
-            raise InvalidParameter("chat_template_kwargs", taken[0], "is set by the conversation itself")
+            raise InvalidParameter("chat_template_kwargs", taken[0], "is set by the conversation and cannot be given")
         return plain_json(template_kwargs, "chat_template_kwargs")
 
 
 class _Template:
-    """One template, which runs in a process of its own."""
+    """One template, rendered in a separate process."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
@@ -187,7 +189,7 @@ class _Template:
         call_content = None if self.facts.tests_missing_content else ""
         self.unwritten = Unwritten(self._probe, named_tokens, call_content)
         self._stopped: TemplateStopped | None = None
-        """Why nothing more is to be learned of it."""
+        """Error of the first probe that was stopped; later probes fail with it at once."""
 
     def render(self, variables: JSON) -> str:
         return self._source.render(variables)
@@ -203,7 +205,7 @@ class _Template:
 
 
 def _with_one_text(message: JSON, probes: Unwritten) -> JSON:
-    """Return a turn that calls tools with its text behind its reasoning, where the template takes but one of both."""
+    """Move the text of a turn with tool calls behind its reasoning, if the template accepts only one of them."""
     if "tool_calls" not in message or "thinking" not in message or not _says_something(message["content"]):
         return message
     if not probes.takes_one_text:
@@ -213,7 +215,7 @@ def _with_one_text(message: JSON, probes: Unwritten) -> JSON:
 
 
 def _says_something(content: Any) -> bool:
-    """Return whether the content of a message, checked or as it came, has a text."""
+    """Return whether the content of a message, checked or as received, contains text."""
     if not isinstance(content, list):
         return bool(content)
     parts = cast(list[Any], content)
@@ -221,8 +223,8 @@ def _says_something(content: Any) -> bool:
 
 
 def _mark_final_message(chat: list[JSON]) -> str:
-    """Appends a mark to the last text of the last message; returns the text."""
-    if "tool_calls" in chat[-1]:  # they are written behind the text, and would be cut off with the mark
+    """Append a mark to the last text of the last message; return that text."""
+    if "tool_calls" in chat[-1]:  # calls are written behind the text, and would be cut off with the mark
         raise InvalidPrompt(
             "the last message cannot be continued: it ends with tool calls. Send their results, or leave "
             "continue_final_message out."
@@ -236,17 +238,16 @@ def _mark_final_message(chat: list[JSON]) -> str:
             text = part["text"]
             part["text"] = text + _CONTINUE_MARK
             return text
-    raise InvalidPrompt("the last message is to be continued, but it has no text to continue.")
+    raise InvalidPrompt("the last message cannot be continued: it has no text.")
 
 
 def _cut_at_mark(rendered: str, final_text: str) -> str:
-    """Everything up to the mark; whether the template trimmed the message shows in the space behind the mark."""
+    """Return the prompt up to the mark; the space behind the mark shows whether the template trimmed the message."""
     position = rendered.rfind(_CONTINUE_MARK.strip())
     if position < 0 or final_text.strip() not in rendered:
         raise InvalidPrompt(
-            "the last message cannot be continued: this model's chat template does not write the last message as it "
-            "is. "
-            "Send it as a completion prompt, or let the conversation end with a message of the user."
+            "the last message cannot be continued: this model's chat template does not write the last message "
+            "unchanged. Send it as a completion prompt, or let the conversation end with a message of the user."
         )
     cut = rendered[:position]
     return cut if rendered[position:].startswith(_CONTINUE_MARK) else cut.rstrip()

@@ -1,12 +1,12 @@
-"""The tokenizer that a GGUF file carries, built so that it gives llama.cpp's tokens.
+"""The tokenizer stored in a GGUF file, built to give llama.cpp's tokens.
 
-Three kinds of vocabulary (`tokenizer.ggml.model`), as llama.cpp reads them (its src/llama-vocab.cpp):
+Three kinds of vocabulary (`tokenizer.ggml.model`), read as in llama.cpp (its src/llama-vocab.cpp):
 
-    gpt2    byte-level BPE: merges in order; `tokenizer.ggml.pre` names how a text is cut into words before
-    llama   SentencePiece: of all neighbours that form a token, those with the highest score are joined first
-    gemma4  its vocabulary with the merges of BPE
+    gpt2    byte-level BPE: merges in order; `tokenizer.ggml.pre` names the rule that first splits a text into words
+    llama   SentencePiece: of all neighbours that form a token, those with the highest score are merged first
+    gemma4  SentencePiece vocabulary with BPE merges
 
-No normalizer runs, since llama.cpp has none: text that is not composed (NFC) is tokenized as it is, where transformers
+No normalizer runs, because llama.cpp has none. Text that is not composed (NFC) is tokenized as it is; transformers
 composes it for Qwen.
 """
 
@@ -43,16 +43,16 @@ _OTHER_KINDS = {
     "none": "no tokenizer",
     "no_vocab": "no tokenizer",
 }
-"""What llama.cpp's other kinds of vocabulary are."""
+"""llama.cpp's other kinds of vocabulary and the algorithms behind them."""
 _ALWAYS_WITH_BOS = ("gemma4",)
-"""Kinds that begin every text with the begin token, whatever a file says: early ones of Gemma 4 say no."""
+"""Kinds that put the begin token before every text, whatever a file says: early Gemma 4 files say no."""
 _NAMES_OF_PHI3 = ("phi-3", "phi3")
 _KEEP_SPACES_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
-"""Tokens of Phi-3 that do not swallow the white space behind them, as its other special tokens do."""
+"""Special tokens of Phi-3 that keep the white space behind them; its other special tokens strip it."""
 
 
 class _TokenType(IntEnum):
-    """What `tokenizer.ggml.token_type` says of a token, as far as it matters."""
+    """Values of `tokenizer.ggml.token_type` that are used here."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -65,25 +65,26 @@ _END_TEXTS = frozenset(
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "</s>", "<|eom_id|>"),
         *("<EOT>", "_<EOT>", "[EOT]", "<|end_of_text|>", "<eos>", "[EOS]", "<end_of_utterance>", "[e~["),
         *("<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>"),  # noqa: RUF001
-        # of texts with a gap to fill: padding, the name of a repository, the end of a file
+        # for filling in the middle (FIM): padding, the name of a repository, the end of a file
         *("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>", "[PAD]"),
         *("<|fim_repo|>", "<|repo_name|>", "<reponame>", "<fim-repo>", "<REPO>", "<|file_sep|>"),
     )
 )
-"""Tokens at which llama.cpp ends a generation wherever a vocabulary has them: files name only one or two."""
+"""Tokens at which llama.cpp ends a generation if a vocabulary has them; files name only one or two."""
 _NO_ENDS_BESIDE: Mapping[str, frozenset[str]] = {
     "</s>": frozenset(("<|tool_response>",)),
     "<|end|>": frozenset(("<|return|>", "<|call|>")),
 }
-"""Of these, the ones that are none where a vocabulary has all of some others: Gemma 4's, gpt-oss's."""
+"""Exceptions to _END_TEXTS: tokens that do not end a generation if a vocabulary has all of some others (Gemma 4,
+gpt-oss)."""
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
 def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
-    """Builds the tokenizer.
+    """Build the tokenizer described by a file's metadata.
 
     Raises:
-        UnsupportedModel: a kind of vocabulary, or a way to cut words, that is not implemented.
+        UnsupportedModel: a kind of vocabulary, or a rule for splitting words, that is not implemented.
         CorruptCheckpoint: keys that are absent, of the wrong kind, or contradict each other.
     """
     vocabulary = _Vocabulary(metadata)
@@ -113,7 +114,8 @@ def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
 
 
 def read_gguf_eos_token_ids(metadata: Metadata, vocab_size: int) -> frozenset[int]:
-    """The ids that end a generation: those that the file names, and those whose text says so, as in llama.cpp.
+    """Return the ids that end a generation: ids that the file names, and end tokens known by their text, as in
+    llama.cpp.
 
     Raises:
         CorruptCheckpoint: ids that the model has no logits for.
@@ -133,7 +135,7 @@ def read_gguf_eos_token_ids(metadata: Metadata, vocab_size: int) -> frozenset[in
 
 
 def read_gguf_sampling_defaults(metadata: Metadata) -> dict[str, float]:
-    """The sampling values that a file recommends, by our names; they are not applied."""
+    """Return the sampling values that a file recommends, under our names; they are not applied."""
     names = {
         "temperature": "temp",
         "top_p": "top_p",
@@ -146,14 +148,14 @@ def read_gguf_sampling_defaults(metadata: Metadata) -> dict[str, float]:
 
 
 class _Vocabulary:
-    """Tokens by id, and what each is."""
+    """Tokens by id, with the type of each."""
 
     def __init__(self, metadata: Metadata) -> None:
-        # llama.cpp's name for a token without a text
+        # llama.cpp's name for a token without text
         self.texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(metadata.texts(_TOKENS))]
         self.ids = {text: i for i, text in enumerate(self.texts)}
         name = metadata.text("general.name", "").lower()
-        self._is_phi3 = any(part in name for part in _NAMES_OF_PHI3)  # no key says so, and llama.cpp asks the name
+        self._is_phi3 = any(part in name for part in _NAMES_OF_PHI3)  # no key says so; llama.cpp looks at the name, too
         has_types = _TOKEN_TYPES in metadata
         self.types: Sequence[int] = (
             metadata.whole_numbers(_TOKEN_TYPES) if has_types else [_TokenType.NORMAL] * len(self.texts)
@@ -167,7 +169,7 @@ class _Vocabulary:
             )
 
     def add_special_tokens(self, raw: RawTokenizer) -> None:
-        """Makes control tokens special, and user-defined ones tokens that are found before anything is merged."""
+        """Add control tokens as special tokens, and user-defined tokens as tokens that are matched before merging."""
         tokens: list[AddedToken] = []
         for text, kind in zip(self.texts, self.types, strict=False):
             is_special = kind in (_TokenType.CONTROL, _TokenType.UNKNOWN) or text in _END_TEXTS
@@ -183,8 +185,8 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokeniz
     if not pre:
         pre = "default"
         log.warning(
-            "%s: the file does not say how a text is cut into words (%s), so it is cut as by llama.cpp's default. "
-            "Answers are worse if the model was trained otherwise; take a newer file of it",
+            "%s: the file does not say how a text is split into words (%s), so llama.cpp's default is used. "
+            "Answers are worse if the model was trained otherwise; use a newer file of this model",
             metadata.file_name,
             _PRE,
         )
@@ -204,22 +206,22 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokeniz
 
 
 def _merge(metadata: Metadata, text: str) -> tuple[str, str]:
-    """'a b', where a may begin with a space."""
+    """Split a merge written as 'a b', where a may begin with a space."""
     left, space, right = text[1:].partition(" ")
     if not space:
         raise CorruptCheckpoint(
-            f"{metadata.file_name}: {_MERGES} has {shown(text)}; it must be two tokens and a space."
+            f"{metadata.file_name}: {_MERGES} has {shown(text)}; it must be two tokens separated by a space."
         )
     return text[0] + left, right
 
 
 def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
-    """BPE whose merges are the tokens, best score first, each in all the ways in which two tokens form it.
+    """Build BPE whose merges are the tokens, best score first, each split in every way into two tokens.
 
-    Of equally good neighbours llama.cpp joins the leftmost, and so does BPE within a merge. Between different runs of
-    one character, which Llama's runs of spaces are, the longest comes first: so a run grows from the left, too. Other
-    tokens of one score come in the order of their ids, in which most trainers make them; so do all of a file that has
-    no scores.
+    Of equally good neighbours llama.cpp merges the leftmost, and so does BPE within one merge. Among tokens of equal
+    score that are runs of one character (Llama's runs of spaces), the longest comes first, so a run also grows from
+    the left. Other tokens of equal score come in the order of their ids, in which most trainers make them. If a file
+    has no scores, all tokens come in this order.
     """
     scores = metadata.numbers(_SCORES) if _SCORES in metadata else [0.0] * len(vocabulary.texts)
     if len(scores) < len(vocabulary.texts):
@@ -227,7 +229,7 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
             f"{metadata.file_name}: {_SCORES} has {len(scores)} entries for {len(vocabulary.texts)} tokens."
         )
     if any(math.isnan(score) for score in scores):
-        raise CorruptCheckpoint(f"{metadata.file_name}: {_SCORES} has a score that is no number. Download it again.")
+        raise CorruptCheckpoint(f"{metadata.file_name}: {_SCORES} has a score that is not a number. Download it again.")
     _warn_of_equal_scores(metadata, vocabulary, scores)
     best_first = sorted(
         vocabulary.texts, key=lambda text: (-scores[vocabulary.ids[text]], -len(text) if _is_run(text) else 0)
@@ -236,7 +238,7 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
     merges = [(left, right) for left, right in pairs if left in vocabulary.ids and right in vocabulary.ids]
     _warn_of_foreign_characters(metadata, vocabulary)
     model = _bpe(metadata, vocabulary, merges, byte_fallback=True)
-    # without tokens for all bytes a character may have none, and must not vanish
+    # if some bytes have no token, a character outside the vocabulary becomes the unknown token instead of vanishing
     model.unk_token = _named_tokens(metadata, vocabulary)["unk_token"]
     raw = RawTokenizer(model)
     marks = [normalizers.Replace(" ", _SPACE)]
@@ -250,7 +252,7 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
 
 
 def _merged_text(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
-    """BPE over text whose spaces are marked, with merges in order; only newlines are apart from the rest."""
+    """Build BPE with ordered merges over text whose spaces are marked; only newlines are split off."""
     merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
     model = _bpe(metadata, vocabulary, merges, byte_fallback=True)
     model.unk_token = _named_tokens(metadata, vocabulary).get("unk_token")  # see _sentence_piece
@@ -262,7 +264,7 @@ def _merged_text(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
 
 
 def _is_run(text: str) -> bool:
-    """Whether a text is one character, repeated."""
+    """Return whether a text consists of one repeated character."""
     return len(set(text)) == 1
 
 
@@ -275,15 +277,18 @@ def _warn_of_equal_scores(metadata: Metadata, vocabulary: _Vocabulary, scores: S
     num_equal = sum(count for count in Counter(joined).values() if count > 1)
     if num_equal:
         log.warning(
-            "%s: %d tokens have the score of another one, so the file does not say which of them are joined first; "
-            "the first in the vocabulary are, where llama.cpp joins the leftmost",
+            "%s: %d tokens share a score with another one, so the file does not say which of them are merged first; "
+            "the order of the vocabulary decides here, while llama.cpp merges the leftmost",
             metadata.file_name,
             num_equal,
         )
 
 
 def _warn_of_foreign_characters(metadata: Metadata, vocabulary: _Vocabulary) -> None:
-    """Tokens that no tokens form: llama.cpp joins them from characters, which SentencePiece never does in training."""
+    """Warn of tokens with characters outside the vocabulary, which cannot be reached by merges.
+
+    llama.cpp joins such tokens from characters. SentencePiece never does so in training.
+    """
     letters = {text for text in vocabulary.texts if len(text) == 1}
     foreign = [
         text
@@ -292,8 +297,8 @@ def _warn_of_foreign_characters(metadata: Metadata, vocabulary: _Vocabulary) -> 
     ]
     if foreign:
         log.warning(
-            "%s: %d tokens, such as %s, have characters that are no tokens; texts with them are spelt in bytes, where "
-            "llama.cpp takes the token",
+            "%s: %d tokens, such as %s, have characters that are not in the vocabulary; their text is encoded as byte "
+            "tokens, while llama.cpp uses the token",
             metadata.file_name,
             len(foreign),
             shown(foreign[0]),
@@ -310,8 +315,9 @@ def _bpe(
 ) -> models.BPE:
     try:
         return models.BPE(vocabulary.ids, merges, ignore_merges=ignore_merges, byte_fallback=byte_fallback)
-    except Exception as error:  # the library raises plain Exception for every kind of bad input
-        raise CorruptCheckpoint(f"{metadata.file_name}: {_TOKENS} and {_MERGES} do not fit ({error}).") from error
+    except Exception as error:  # the library raises plain Exception for all bad input
+        told = f"{metadata.file_name}: {_TOKENS} and {_MERGES} do not fit together ({error})."
+        raise CorruptCheckpoint(told) from error
 
 
 _ROLES = {
@@ -322,7 +328,7 @@ _ROLES = {
     "sep_token": ("seperator", None),  # so spelled in the format
     "mask_token": ("mask", None),
 }
-"""Our names to those of `tokenizer.ggml.NAME_token_id`, and what llama.cpp takes where a 'llama' kind has none."""
+"""Our names to NAME in `tokenizer.ggml.NAME_token_id`, and llama.cpp's default id for vocabularies of kind 'llama'."""
 
 
 def _named_tokens(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, str]:
@@ -340,7 +346,7 @@ def _named_tokens(metadata: Metadata, vocabulary: _Vocabulary) -> dict[str, str]
 
 
 def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds_bos: bool, always: bool) -> None:
-    """Puts the begin and end tokens around a text that the file asks for, or the begin token `always`."""
+    """Add the begin and end tokens that the file asks for; `always` adds the begin token in any case."""
     frame = {
         "bos_token": metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) or always,
         "eos_token": metadata.flag("tokenizer.ggml.add_eos_token", default=False),
@@ -348,7 +354,7 @@ def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds
     used = [role for role, is_added in frame.items() if is_added]
     absent = [role for role in used if role not in named]
     if absent:
-        raise CorruptCheckpoint(f"{metadata.file_name}: a text is framed by its {absent[0]}, but the file names none.")
+        raise CorruptCheckpoint(f"{metadata.file_name}: every text should get a {absent[0]}, but the file names none.")
     if used:
         before, after = ["bos_token:0"] if frame["bos_token"] else [], ["eos_token:0"] if frame["eos_token"] else []
         raw.post_processor = processors.TemplateProcessing(
@@ -360,10 +366,10 @@ def _frame(raw: RawTokenizer, metadata: Metadata, named: dict[str, str], *, adds
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads it.
+    """Read the tokenizer of a model folder or a GGUF file.
 
     Raises:
-        SetupError: there is none, or a file that cannot be read as one.
+        SetupError: there is no tokenizer, or it cannot be read.
     """
     if path.is_dir():
         return Tokenizer.from_folder(path)

@@ -1,11 +1,11 @@
-"""Messages as chat templates expect them, whichever API they came by: copies out of plain JSON types.
+"""Conversion of messages from any API into the form that chat templates expect, as copies with plain JSON types.
 
-    content       a text, or a list of text parts; missing beside tool calls only where the template tests for that
+    content       a text, or a list of text parts; missing beside tool calls only if the template tests for that
     tool calls    arguments are an object, although OpenAI's clients send its JSON text
-    roles         developer is system, unless the template knows developer
+    roles         developer becomes system, unless the template knows developer
 
-Every API renders through ChatTemplate, so a conversation means the same at each of them, and what a server has answered
-can always be sent back to it.
+Every API renders through ChatTemplate. So a conversation means the same in each of them, and a server's answer can
+always be sent back to it.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ MAX_DEPTH = 64
 """Levels of lists and objects within messages and tools."""
 _PLAIN = frozenset({str, int, float, bool, NoneType})
 _MAX_KEY = 64
-"""Characters of a key that a message shows."""
+"""Characters of a key shown in an error message."""
 
 
 class _Unfit(Exception):
-    """A value that cannot be copied; who holds it adds the place.
+    """A value that cannot be copied; each enclosing list or object adds its key to `place`.
 
     Args:
-        told: what is wrong with it.
+        told: description of the fault.
     """
 
     def __init__(self, told: str) -> None:
         super().__init__(told)
         self.told = told
         self.place: list[str] = []
-        """Keys and indices, the innermost first."""
+        """Keys and indices that lead to the value, innermost first."""
 
 
 def plain_json(value: Any, where: str, depth: int = 0) -> Any:
-    """Return a copy out of plain JSON types; objects with methods could do things that the sandbox does not know of.
+    """Return a copy made of plain JSON types; methods of other objects could get around the sandbox.
 
     Raises:
-        InvalidPrompt: a value of another type, or nested too deep; `where` says where it is.
+        InvalidPrompt: a value has another type or is nested too deep; the error begins with `where` and the path to it.
     """
     try:
         return _copied(value, depth)
@@ -65,7 +65,7 @@ def _copied(value: Any, depth: int) -> Any:
         return _copied_object(cast(Mapping[Any, Any], value), depth)
     if isinstance(value, (list, tuple)):
         return _copied_list(cast(Sequence[Any], value), depth)
-    raise _Unfit("is no JSON value; nothing else can be put into a prompt.")
+    raise _Unfit("is not a JSON value; nothing else can be put into a prompt.")
 
 
 def _copied_object(given: Mapping[Any, Any], depth: int) -> JSON:
@@ -95,29 +95,30 @@ def _copied_list(given: Sequence[Any], depth: int) -> list[Any]:
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send a message's reasoning; templates read the first, some older ones the second."""
 _MEDIA = ("image", "audio", "video", "file", "document")
-"""In the type of a part (image_url, input_image, input_audio, …): what no model here reads."""
+"""Substrings in the type of a part (image_url, input_image, input_audio, …) that mark media no model here reads."""
 _TEXT_FIELDS = ("text", "refusal")
 """Fields of a part that hold its text."""
 NO_ARGUMENTS = frozenset({"", "null"})
-"""Texts that clients and models write for the arguments of a call that has none."""
+"""Texts that clients and models write for the arguments of a call without arguments."""
 MAX_PARTS = 65536
-"""Of one message."""
+"""Parts of one message."""
 _WITHOUT_CONTENT = frozenset({"assistant", "tool"})
-"""Roles whose messages may say nothing: a turn that only calls tools, and the result of a tool that returns nothing."""
+"""Roles that may have no content: an assistant turn that only calls tools, or the result of a tool that returns
+nothing."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""Roles of OpenAI's; templates may know others."""
+"""Roles defined by OpenAI; templates may know others."""
 _TEXTS = ("name", "tool_call_id", "refusal", *REASONING_FIELDS)
-"""Fields of a message that are texts; templates would write anything else as Python does."""
+"""Fields of a message that must be texts; a template would write other values in Python's notation."""
 
 
 class CallArguments(dict[str, Any]):
-    """The arguments of a tool call: an object to templates that read its fields, and its JSON text where it is written.
+    """The arguments of a tool call: a dict to templates that read fields, its JSON text to templates that write it.
 
-    The text is the model's own, so that the prompt of the next turn has the very tokens of the answer and the prefix
-    cache finds them. A text that is no JSON object (an answer that was cut, for example) has no fields.
+    The text is the model's own output. So the next turn's prompt has exactly the tokens of the answer, and the
+    prefix cache finds them. A text that is not a JSON object (for example a truncated answer) has no fields.
 
-    The fields are read where templates run, in a process whose time and memory are bounded: a text of a few megabytes
-    may hold a million lists. Elsewhere there are none.
+    Fields are parsed only in the process where templates run, whose time and memory are limited: a text of a few
+    megabytes may hold a million lists. In other processes the dict is empty.
     """
 
     __slots__ = ("_json",)
@@ -128,10 +129,10 @@ class CallArguments(dict[str, Any]):
 
     @classmethod
     def read(cls, text: str, where: str) -> CallArguments:
-        """Return the arguments with their fields.
+        """Return the arguments with their fields parsed.
 
         Raises:
-            InvalidPrompt: they are nested too deeply; the error says where.
+            InvalidPrompt: the arguments are nested too deeply; the error says where.
         """
         try:
             found = json.loads(text)
@@ -150,10 +151,10 @@ class CallArguments(dict[str, Any]):
 
 
 def written_json(value: Any) -> str:
-    """Return JSON as templates write it, with the arguments of calls in the model's own words, wherever they stand.
+    """Return JSON in the format of templates; the arguments of calls, at any depth, keep the model's own text.
 
     Raises:
-        TypeError: a value that is not JSON, such as one that the template does not know.
+        TypeError: a value that is not JSON, such as an undefined variable of the template.
     """
     match value:
         case CallArguments():
@@ -187,11 +188,11 @@ def checked_messages(
     """Return the messages of a conversation in the form that templates expect.
 
     Args:
-        messages: objects with a role and, as a rule, a content, from any client.
-        knows_developer: whether the template reads the role developer; otherwise these messages become system's.
-        reads_argument_text: whether the template tests for arguments that are a text; they then stay one.
-        tests_missing_content: whether the template tells a turn that only calls tools by its content being none;
-            otherwise that is an empty text.
+        messages: objects with a role and, usually, a content, from any client.
+        knows_developer: whether the template reads the role developer; otherwise that role becomes system.
+        reads_argument_text: whether the template tests for arguments that are a text; arguments then stay a text.
+        tests_missing_content: whether the template detects a turn that only calls tools by content being none;
+            otherwise the content of such a turn is an empty text.
 
     Raises:
         InvalidPrompt: a message is malformed; the error says where.
@@ -214,13 +215,13 @@ def checked_messages(
 
 
 _LISTS = frozenset({"content", "tool_calls"})
-"""Fields whose elements are copied one after the other, each after those before it were checked."""
+"""Fields whose elements are copied one by one, each only after those before it were checked."""
 _LEVEL = 2
-"""Of these elements within the message."""
+"""Nesting level of these elements within the message."""
 
 
 def _given(message: Mapping[Any, Any], where: str) -> JSON:
-    """Return a copy of what a message says; null is what clients send for a field that it does not have."""
+    """Return a copy of a message without its null fields; clients send null for absent fields."""
     given: JSON = {}
     for key, value in message.items():
         if value is None:
@@ -245,12 +246,12 @@ def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_te
     _check_texts(message, _TEXTS, where)
     message["content"] = _content(message, role, where)
     calls = message.pop("tool_calls", None)
-    older = message.pop("function_call", None)  # OpenAI's form of a single call, before there were several
+    older = message.pop("function_call", None)  # OpenAI's older form, for a single call
     if older is not None and calls in (None, []):
         calls = [{"type": "function", "function": older}]
     if calls is not None and not isinstance(calls, list):
         raise InvalidPrompt(f"{where}.tool_calls must be a list of calls, not {kind_of(calls)}.")
-    if calls:  # an empty list is no call: templates that only ask whether the field is there would open one
+    if calls:  # leave an empty list out: a template that only tests whether the field exists would open a call
         message["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{index}]", reads_argument_text)
             for index, call in enumerate(cast(list[Any], calls))
@@ -259,7 +260,7 @@ def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_te
 
 
 def _check_texts(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    """Refuse a value of one of these fields that is no text."""
+    """Raise InvalidPrompt if one of these fields is present and not a text."""
     for name in names:
         if name in given and not isinstance(given[name], str):
             raise InvalidPrompt(f"{where}.{name} must be a text, not {kind_of(given[name])}.")
@@ -277,13 +278,13 @@ def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
                 raise InvalidPrompt(f"{where}.content has {len(content)} parts; at most {MAX_PARTS} can be sent.")
             return [_part(part, f"{where}.content[{i}]") for i, part in enumerate(cast(list[Any], content))]
         case None:
-            raise InvalidPrompt(f"{where}, of role {shown(role)}, has no content; give a text, which may be empty.")
+            raise InvalidPrompt(f"{where}, of role {shown(role)}, has no content; give a text, possibly an empty one.")
         case _:
             raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {kind_of(content)}.")
 
 
 def is_medium(kind: Any) -> bool:
-    """Whether a part of this type is refused because no model here reads it.
+    """Return whether a part of this type is refused because no model here reads such media.
 
     >>> is_medium("image_url"), is_medium("text")
     (True, False)
@@ -292,7 +293,7 @@ def is_medium(kind: Any) -> bool:
 
 
 def _part(part: Any, where: str) -> JSON:
-    """Return a part of type text; those of the Responses API and refusals become one."""
+    """Return a part of type text; parts of the Responses API and refusals are converted."""
     part = plain_json(part, where, _LEVEL)
     if isinstance(part, str):
         return {"type": "text", "text": part}
@@ -310,7 +311,10 @@ def _part(part: Any, where: str) -> JSON:
 
 
 def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
-    """Return a call whose arguments are an object; a call may hold its function or, as templates take too, be one."""
+    """Return a call whose arguments are an object.
+
+    The function's fields may be in `function` or, as templates also accept, in the call itself.
+    """
     call = plain_json(call, where, _LEVEL)
     if not isinstance(call, dict):
         raise InvalidPrompt(f"{where} must be an object with a function, not {kind_of(call)}.")
@@ -330,7 +334,7 @@ def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
 
 def _function(function: JSON, where: str, reads_argument_text: bool) -> JSON:
     if not isinstance(function.get("name"), str) or not function["name"]:
-        raise InvalidPrompt(f"{where} has no name; give that of the function that was called.")
+        raise InvalidPrompt(f"{where} has no name; give the name of the called function.")
     given = function.get("arguments")
     if isinstance(given, dict):
         return {**function, "arguments": CallArguments({}, json.dumps(given, ensure_ascii=False))}
@@ -351,10 +355,10 @@ def _with_reasoning(message: JSON) -> JSON:
 
 
 def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return tools in the form that templates expect: a function without parameters has none, as an empty object.
+    """Return tools in the form that templates expect; missing parameters become an empty object schema.
 
     Raises:
-        InvalidPrompt: they hold what is no JSON.
+        InvalidPrompt: a tool contains a value that is not JSON.
     """
     checked: list[Any] = plain_json(list(tools), "tools")
     for tool in checked:
@@ -365,7 +369,7 @@ def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, its parts joined.
+    """Return the text of a message, with its parts joined.
 
     Raises:
         InvalidPrompt: the message is malformed.
@@ -375,7 +379,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def with_joined_content(message: JSON) -> JSON:
-    """Return a checked message with its parts as one text, for a template that knows texts only."""
+    """Return a checked message with its parts joined into one text, for a template that reads only texts."""
     content = message["content"]
     if not isinstance(content, list):
         return message
@@ -383,6 +387,6 @@ def with_joined_content(message: JSON) -> JSON:
 
 
 def with_content_in_parts(message: JSON) -> JSON:
-    """Return a checked message with its text as one part, for a template that knows parts only."""
+    """Return a checked message with its text as one part, for a template that reads only parts."""
     content = message["content"]
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message

@@ -1,4 +1,4 @@
-"""What a model folder says about its tokenizer beside tokenizer.json."""
+"""Tokenizer settings of a model folder beside tokenizer.json."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from twostroke.errors import CorruptCheckpoint, ModelNotFound, shown
 from twostroke.plain_words import kind_of
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The roles a special token may have; chat templates see them under these names."""
+"""Roles of special tokens, which are also the names of chat template variables."""
 
 MAX_SETTINGS_BYTES = 64 * 2**20
-"""No honest JSON beside a tokenizer comes near this."""
+"""Maximum size of a JSON file beside a tokenizer; real ones are far smaller."""
 
 
 _MAX_ID_DIGITS = 10
@@ -28,28 +28,28 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """tokenizer_config.json, special_tokens_map.json and the chat template files, reduced to what is used."""
+    """The used fields of tokenizer_config.json, special_tokens_map.json and the chat template files."""
 
     tokenizer_class: str = ""
     named_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     """Role to token text, for example eos_token to <|im_end|>."""
     special_tokens: tuple[AddedToken, ...] = ()
-    """Tokens that must be special ones, whatever tokenizer.json calls them."""
+    """Tokens to make special, whatever tokenizer.json says."""
     added_tokens: tuple[AddedToken, ...] = ()
-    """Tokens listed in tokenizer_config.json by id, in the order of their ids; tokenizer.json may lack some."""
+    """Tokens of tokenizer_config.json, ordered by id; tokenizer.json may lack some."""
     add_bos_token: bool | None = None
-    """Whether a begin token should come first; only compared with what tokenizer.json does, which is the rule."""
+    """Whether a begin token should come first; only compared with tokenizer.json, which decides."""
     chat_templates: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Name to Jinja source; a model with a single template calls it default."""
+    """Name to Jinja source; the template of a model with only one is named default."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> TokenizerSettings:
-        """Reads what is there; every file is optional.
+        """Read the settings from a model folder; every file is optional.
 
         Raises:
             CorruptCheckpoint: a file that is not JSON, or whose fields have the wrong shape.
         """
-        # special_tokens_map.json is the older place for the same names; tokenizer_config.json is the newer truth.
+        # special_tokens_map.json is the older place for the same names; tokenizer_config.json overrides it.
         given = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
         where = folder / "tokenizer_config.json"
         named = {role: _added_token(given[role], where, role) for role in NAMED_TOKENS if given.get(role) is not None}
@@ -64,17 +64,17 @@ class TokenizerSettings:
 
 
 def read_eos_token_ids(folder: Path, eos_token_id: int | None, vocab_size: int | None = None) -> frozenset[int]:
-    """The ids that end a generation: the tokenizer's own and those of generation_config.json (else config.json).
+    """Return the ids that end a generation: the tokenizer's own and those of generation_config.json (else config.json).
 
-    Chat models often name several there, of which the tokenizer knows only one.
+    Chat models often name several in that file, of which the tokenizer knows only one.
 
     Args:
-        folder: of the model.
-        eos_token_id: the tokenizer's.
-        vocab_size: of the model, where the ids are to be compared with it.
+        folder: folder of the model.
+        eos_token_id: end token of the tokenizer.
+        vocab_size: vocabulary size of the model, to check the ids against; None: they are not checked.
 
     Raises:
-        CorruptCheckpoint: no token ids, or ids that the model has no logits for.
+        CorruptCheckpoint: values that are not token ids, or ids that the model has no logits for.
     """
     path = folder / "generation_config.json"
     if not path.is_file():
@@ -92,22 +92,22 @@ def read_eos_token_ids(folder: Path, eos_token_id: int | None, vocab_size: int |
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, Any]:
-    """The sampling values that generation_config.json recommends; they are not applied, see `SamplingParams`."""
+    """Return the sampling values that generation_config.json recommends; they are not applied (`SamplingParams`)."""
     given = _read_json(folder / "generation_config.json")
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def read_text(path: Path) -> str:
-    """A whole text file.
+    """Read a whole text file.
 
     Raises:
-        ModelNotFound: there is no such file, or it may not be read.
-        CorruptCheckpoint: it is a pipe or a device, not UTF-8, or absurdly large.
+        ModelNotFound: the file does not exist or may not be read.
+        CorruptCheckpoint: it is a pipe or a device, not UTF-8, or larger than MAX_SETTINGS_BYTES.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise CorruptCheckpoint(f"{path} is no file. Fetch the model again.")
+            raise CorruptCheckpoint(f"{path} is not a regular file. Fetch the model again.")
         if path.stat().st_size > MAX_SETTINGS_BYTES:
             raise CorruptCheckpoint(f"{path}: {path.stat().st_size} bytes; at most {MAX_SETTINGS_BYTES} are read.")
         return path.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def read_text(path: Path) -> str:
 
 
 def is_whole_text(text: str) -> bool:
-    """Return whether a text can be written as UTF-8; JSON can spell half a character."""
+    """Return whether a text can be encoded as UTF-8; JSON can contain lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -139,7 +139,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _added_token(given: Any, where: Path, role: str) -> AddedToken:
-    """A special token, written as its text or as an object with its matching rules."""
+    """Return a special token, given as its text or as an object with its matching rules."""
     rules = cast(dict[str, Any], given if isinstance(given, dict) else {"content": given, "normalized": False})
     content = rules.get("content")
     if not isinstance(content, str) or not content or not is_whole_text(content):
@@ -153,7 +153,7 @@ def _extra_special_tokens(given: Mapping[str, Any], where: Path) -> list[AddedTo
     tokens: list[AddedToken] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         extra = given.get(name) or []
-        # The newer form names them: {"image_token": "<image>"}.
+        # the newer form is an object: {"image_token": "<image>"}
         values = list(cast(dict[str, Any], extra).values()) if isinstance(extra, dict) else extra
         if not isinstance(values, list):
             raise CorruptCheckpoint(f"{where}: {name} must be a list of tokens, not {kind_of(extra)}.")
@@ -183,7 +183,7 @@ def _switch(given: Mapping[str, Any], name: str, where: Path) -> bool | None:
 
 
 def _chat_templates(folder: Path, given: Any, where: Path) -> dict[str, str]:
-    """Named template files win over the field in tokenizer_config.json: they are the newer form."""
+    """Return the chat templates; template files override the older field in tokenizer_config.json."""
     templates: dict[str, Any] = {}
     if (folder / "chat_template.jinja").is_file():
         templates["default"] = read_text(folder / "chat_template.jinja")

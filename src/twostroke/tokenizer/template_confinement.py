@@ -1,7 +1,7 @@
-"""What the process of chat templates may take and do: its share of memory, its socket, and nothing else.
+"""Limits on the process of chat templates: memory, and no access to anything but its socket.
 
-Jinja's sandbox has had holes before. A template that leaves it finds a process that opens no file, socket or pipe,
-changes no folder, starts no program, and on newer Linux sends no signal; its environment holds no secrets.
+Jinja's sandbox has had holes before. A template that escapes the sandbox can open no file, socket or pipe, change no
+folder, start no program and, on newer Linux, send no signal. The environment of its process holds no secrets.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from twostroke.tokenizer.template_wire import MEMORY_MIB
 
 _MIB = 2**20
 _PASSED_ON = ("PYTHON", "LC_", "LD_", "DYLD_")
-"""How the names of variables begin that say how Python runs and what it loads."""
+"""Prefixes of variables that control how Python runs and what it loads."""
 _PASSED_ON_WHOLE = frozenset({"LANG", "PATH", "TZ", "TZDIR", "VIRTUAL_ENV"})
 _LATE_IMPORTS = (
     *("jinja2.constants", "jinja2.debug", "html", "html.entities", "pprint", "textwrap", "unicodedata"),
     *("encodings.ascii", "encodings.latin_1", "encodings.unicode_escape", "encodings.raw_unicode_escape"),
 )
-"""What filters, error reports and literals import when they are first used; no file can be opened by then."""
+"""Modules that filters, error reports and literals import at first use; files cannot be opened by then."""
 
 _NOTHING_OF = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_NOFILE")
-"""Limits that are set to 0. Descriptors that are open stay usable."""
+"""Limits that are set to 0. Descriptors that are already open stay usable."""
 
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
-"""Numbers of Landlock's system calls, on every architecture."""
+"""Numbers of Landlock's system calls, equal on every architecture."""
 _NO_NEW_PRIVILEGES = 38
-"""PR_SET_NO_NEW_PRIVS of prctl, which Landlock asks for."""
+"""PR_SET_NO_NEW_PRIVS of prctl, which Landlock requires."""
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
-"""Version of Landlock to the number of rights on files that it knows; they are the low bits."""
+"""Version of Landlock to its number of rights on files, which are the low bits."""
 _TCP_RIGHTS, _TCP_VERSION = 0b11, 4
 _SCOPES, _SCOPES_VERSION = 0b11, 6
-"""Abstract sockets and signals of processes outside."""
+"""Bits for abstract sockets and for signals to outside processes, and the first version of Landlock with them."""
 
 
 def confined_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the process needs: keys and tokens of the server are none of its business."""
+    """Return the environment variables that the process needs; the server's keys and tokens are left out."""
     return {name: value for name, value in given.items() if name.startswith(_PASSED_ON) or name in _PASSED_ON_WHOLE}
 
 
 def confine() -> None:
-    """Bound the memory of this process, and give up every right that a rendering does not need.
+    """Limit the memory of this process, and drop every right that rendering does not need.
 
-    Limits that a system does not have are left out.
+    Limits that the system does not support are skipped.
     """
     for module in _LATE_IMPORTS:
         importlib.import_module(module)
     limits: dict[str, int] = dict.fromkeys(_NOTHING_OF, 0)
-    if memory_bytes := _memory_bytes():  # read from a file, as long as there are files
+    if memory_bytes := _memory_bytes():  # read from a file, so before files are given up
         limits["RLIMIT_AS"] = memory_bytes + MEMORY_MIB * _MIB
     if sys.platform == "linux":
         _give_up_files()
@@ -64,7 +64,7 @@ def confine() -> None:
 
 
 def _memory_bytes() -> int:
-    """Return how much address space this process has; 0 where the system does not say."""
+    """Return the size of this process's address space in bytes; 0 if the system does not report it."""
     with contextlib.suppress(OSError):
         num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         return num_pages * os.sysconf("SC_PAGE_SIZE")
@@ -72,10 +72,10 @@ def _memory_bytes() -> int:
 
 
 def _give_up_files() -> None:
-    """Enter a Landlock domain without any rule, which nothing leaves."""
+    """Enter a Landlock domain without rules, which allows no access and cannot be left."""
     libc = ctypes.CDLL(None)
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
-    if version < 1:  # an older kernel, or one that has it switched off
+    if version < 1:  # an older kernel, or one with Landlock switched off
         return
     num_rights = max(number for since, number in _FILE_RIGHTS.items() if since <= version)
     handled = (ctypes.c_uint64 * 3)(

@@ -1,12 +1,12 @@
-"""What a chat template writes and what it leaves out, found out by rendering small conversations that hold marks.
+"""Probes: small conversations with marks, rendered to find out what a chat template writes and what it leaves out.
 
-ContentForms    Templates that walk through parts seldom do so everywhere. They take the first part of a system
-                message, or write the list of a tool's result as Python prints it; and some of models that read
+ContentForms    Templates that iterate over content parts seldom do so everywhere. Some take the first part of a system
+                message, or write a tool result's list in Python's notation; some templates of models that read
                 images write no plain text. Marks are rendered once as texts and once as parts.
-DroppedRoles    A template writes the roles that it knows; many write nothing for any other, and the model never
-                sees the message. Every message of the same roles is a mark.
+DroppedRoles    A template writes the roles that it knows. Many write nothing for any other role, and the model never
+                sees the message. Each message of a conversation with the same roles is a mark.
 Unwritten       Many models' templates write no tools, no calls, or no text beside calls. The same conversation is
-                rendered with two different ones; where what is written is equal, it writes none.
+                rendered with two different values; if the output is equal, the template writes neither.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _AROUND: Mapping[str, tuple[list[JSON], list[JSON]]] = {
     "tool": ([_USER, _CALLED], []),
     "function": ([_USER, _CALLED], []),
 }
-"""What stands before and behind a message of each role."""
+"""Messages before and after a message of each role."""
 _MARKS = ("markone", "marktwo")
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Which forms of a role's content a template writes."""
+    """Forms of a role's content that a template writes."""
 
     text: bool
     parts: bool
 
 
 class ContentForms:
-    """The forms that one template writes, by role.
+    """The content forms (text or parts) that one template writes, by role.
 
     Args:
-        render: the template; it takes its variables, and raises InvalidPrompt where it refuses, and TemplateStopped
-            where it takes too long.
+        render: renders the template with its variables; raises InvalidPrompt if the template refuses, and
+            TemplateStopped if it takes too long.
         named_tokens: variables that every rendering has.
-        reads_parts: whether it may walk through parts at all.
+        reads_parts: whether the template may iterate over parts at all.
     """
 
     def __init__(self, render: Callable[[JSON], str], named_tokens: Mapping[str, str], *, reads_parts: bool) -> None:
@@ -63,7 +63,7 @@ class ContentForms:
         self._known: dict[str, _Written] = {}
 
     def fitted(self, message: JSON) -> JSON:
-        """Return a checked message in a form that the template writes; as it is where that cannot be found out."""
+        """Return a checked message in a form that the template writes, or unchanged if the form cannot be found out."""
         content, role = message["content"], message["role"]
         if not self._reads_parts:
             return with_joined_content(message)
@@ -87,7 +87,7 @@ class ContentForms:
         )
 
     def _writes(self, messages: list[JSON], *, may_quote: bool) -> bool:
-        """Whether the marks are written, and not within an object, as Python or JSON has it."""
+        """Return whether all marks are written, outside of an object in Python's or JSON's notation."""
         given = {**self._named_tokens, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             text = self._render({**given, "messages": messages}).casefold()
@@ -100,36 +100,36 @@ class ContentForms:
 ALWAYS_WRITTEN = frozenset({"user", "assistant"})
 """Roles that every template writes."""
 _MAX_KNOWN = 256
-"""Conversations whose roles are remembered."""
+"""Maximum number of conversations whose roles are cached."""
 _MAX_REMEMBERED = 256
-"""Messages of one of them."""
+"""Maximum number of messages of a cached conversation."""
 _MAX_ROLE = 64
-"""Characters of one role there."""
+"""Maximum characters of a role in a cached conversation."""
 
 _Pattern = tuple[tuple[str, bool], ...]
 """For each message its role, and whether it calls tools."""
 
 
 class DroppedRoles:
-    """Which messages one template leaves out.
+    """Detection of messages that one template leaves out.
 
     Args:
-        render: the template; it takes its variables, and raises InvalidPrompt where it refuses, and TemplateStopped
-            where it takes too long.
-        fitted: puts a message into the form that the template writes.
+        render: renders the template with its variables; raises InvalidPrompt if the template refuses, and
+            TemplateStopped if it takes too long.
+        fitted: converts a message into the form that the template writes.
     """
 
     def __init__(self, render: Callable[[JSON], str], fitted: Callable[[JSON], JSON]) -> None:
         self._render = render
         self._fitted = fitted
         self._known: dict[tuple[_Pattern, bytes], frozenset[int]] = {}
-        """Indices of messages that are left out."""
+        """Indices of the messages that are left out."""
 
     def check(self, messages: Sequence[JSON], variables: Mapping[str, Any]) -> None:
-        """Refuse a conversation with a message that the template leaves out; one of other roles than ALWAYS_WRITTEN.
+        """Refuse a conversation with a message that the template leaves out, unless its role is in ALWAYS_WRITTEN.
 
         Raises:
-            InvalidPrompt: names the message and its role.
+            InvalidPrompt: a message is left out; the error names it and its role.
         """
         pattern = _pattern(messages)
         key = pattern, _switches(variables)
@@ -137,7 +137,7 @@ class DroppedRoles:
         if dropped is None:
             try:
                 dropped = self._dropped(pattern, variables)
-            except TemplateStopped:  # nothing is known of a template that takes so long
+            except TemplateStopped:  # a template that takes so long cannot be probed
                 return
             if len(pattern) <= _MAX_REMEMBERED and all(len(role) <= _MAX_ROLE for role, _ in pattern):
                 if len(self._known) >= _MAX_KNOWN:
@@ -147,8 +147,8 @@ class DroppedRoles:
             if with_joined_content(messages[index])["content"]:
                 role = messages[index]["role"]
                 raise InvalidPrompt(
-                    f"messages[{index}] has the role {shown(role)}, which this model's chat template leaves out: the "
-                    "model would never see it. Use a role that the template writes, such as 'user'."
+                    f"messages[{index}] has the role {shown(role)}, which this model's chat template leaves out, so "
+                    "the model would never see it. Use a role that the template writes, such as 'user'."
                 )
 
     def _dropped(self, pattern: _Pattern, variables: Mapping[str, Any]) -> frozenset[int]:
@@ -159,7 +159,7 @@ class DroppedRoles:
             text = self._render({**variables, "messages": messages}).casefold()
         except TemplateStopped:
             raise
-        except InvalidPrompt:  # it refuses these roles, or a mark where it expects something else: it speaks for itself
+        except InvalidPrompt:  # it refuses these roles or a mark; rendering the conversation will report that
             return frozenset()
         return frozenset(
             index
@@ -169,7 +169,10 @@ class DroppedRoles:
 
 
 def _pattern(messages: Sequence[JSON]) -> _Pattern:
-    """Return roles and calls; of the usual conversation, a system message before turns, its beginning says enough."""
+    """Return roles and calls of the messages.
+
+    If the conversation is a system message and turns without calls, the first two messages represent all.
+    """
     pattern = tuple((message["role"], "tool_calls" in message) for message in messages)
     rest = pattern[1:]
     if pattern[0] == ("system", False) and all(role in ALWAYS_WRITTEN and not calls for role, calls in rest):
@@ -178,7 +181,10 @@ def _pattern(messages: Sequence[JSON]) -> _Pattern:
 
 
 def _switches(variables: Mapping[str, Any]) -> bytes:
-    """Return a digest of what may decide which roles are written: of tools and documents, whether there are any."""
+    """Return a digest of the variables that may decide which roles are written.
+
+    For tools and documents only their presence counts.
+    """
     lists = {name: variables.get(name) is not None for name in ("tools", "documents")}
     told = json.dumps({**variables, **lists}, sort_keys=True)
     return hashlib.blake2b(told.encode(), digest_size=16).digest()
@@ -195,10 +201,10 @@ def _marked(role: str, mark: str, *, calls: bool) -> JSON:
 
 
 class Unwritten:
-    """What one template never writes, found out when it is first asked.
+    """The conversation parts that one template never writes, each found out at first access.
 
     Args:
-        render: the template; it takes its variables, and raises InvalidPrompt where it refuses.
+        render: renders the template with its variables; raises InvalidPrompt if the template refuses.
         named_tokens: variables that every rendering has.
         call_content: content of a turn that only calls tools.
     """
@@ -219,12 +225,12 @@ class Unwritten:
 
     @cached_property
     def calls(self) -> bool:
-        """Whether the calls of earlier turns that have no text are never written."""
+        """Whether calls of earlier turns without text are never written."""
         return self._hides_calls(self._call_content)
 
     @cached_property
     def calls_beside_text(self) -> bool:
-        """Whether the calls of earlier turns that have a text are never written."""
+        """Whether calls of earlier turns with text are never written."""
         return self._hides_calls("mark")
 
     @cached_property
@@ -240,7 +246,7 @@ class Unwritten:
 
     @cached_property
     def takes_one_text(self) -> bool:
-        """Whether a turn that calls tools is refused with reasoning and a text, and taken with either (gpt-oss)."""
+        """Whether a turn with tool calls is refused with both reasoning and text, but accepted with one (gpt-oss)."""
         both = _called("f", "mark") | {"thinking": "mark", "reasoning_content": "mark"}
         return not self._takes(both) and self._takes({**both, "content": self._call_content})
 
@@ -263,14 +269,14 @@ class Unwritten:
         )
 
     def _never_differ(self, pairs: Sequence[Sequence[_Chat]]) -> bool:
-        """Whether the template writes the same for both of each pair, as far as it takes them."""
+        """Return whether both conversations of each pair render equally, among the pairs that the template accepts."""
         found: list[bool] = []
         for pair in pairs:
             try:
                 first, second = (self._text(messages, tools) for messages, tools in pair)
             except TemplateStopped:
                 return False
-            except InvalidPrompt:  # it refuses such conversations, and speaks for itself
+            except InvalidPrompt:  # it refuses such conversations; rendering one will report that
                 continue
             found.append(first == second)
         return bool(found) and all(found)

@@ -1,11 +1,11 @@
-"""Runs chat templates in a process of their own, which is kept, and replaced when a template overruns.
+"""Rendering of chat templates in a separate process, which is reused, and replaced when a template exceeds its limits.
 
-    a chat          one round trip to a process that waits for it: some 0.2 ms
-    an overrun      ends the process (template_worker.py says when); the next chat starts another, in some 0.1 s
+    a chat          one round trip to a waiting process: some 0.2 ms
+    a limit         exceeding it ends the process (template_worker.py); the next chat starts another, in some 0.1 s
+    a stop          SIGSTOP of the process is noticed within a second; the process is ended and another one is asked
 
-    a stop          of the process (SIGSTOP) is seen within a second; it is ended, and another is asked
-
-There is one of them, a child of this process; a process that is forked from this one starts its own. Chats take turns.
+There is one such process, a child of this one; a process forked from this one starts its own. Chats are rendered one
+at a time.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from twostroke.tokenizer.template_wire import (
 )
 
 WALL_S = 30.0
-"""Beyond the processor time, for a machine that is too busy to give it."""
+"""Wall time allowed beyond the processor time, for a machine that is too busy to run the process."""
 LOOK_EVERY_S = 0.5
-"""How often a process that works is looked at: it may have been stopped."""
+"""Seconds between checks whether the working process was stopped by a signal."""
 _LEAVING_S = 1.0
 _FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP})
-"""Ends that no template brings about: the same is asked of another process."""
+"""Exit codes that no template causes; the request is repeated in another process."""
 
 
 class TemplateSource:
-    """A chat template that was looked at, and can be rendered.
+    """A chat template that was compiled once and can be rendered.
 
     Args:
-        source: in Jinja.
+        source: Jinja source.
 
     Raises:
-        InvalidPrompt: it is no Jinja template, or takes too long to compile.
-        EngineError: the system gives no process, or ends or stops each.
+        InvalidPrompt: it is not a Jinja template, or takes too long to compile.
+        EngineError: the system starts no process, or ends or stops each one.
     """
 
     def __init__(self, source: str) -> None:
@@ -72,16 +72,16 @@ class TemplateSource:
             raise InvalidPrompt(f"the model's chat template cannot be compiled: it {why}.") from None
 
     def render(self, variables: Mapping[str, Any], *, probes: bool = False) -> str:
-        """Return the text of a conversation.
+        """Return the prompt text of a conversation.
 
         Args:
             variables: JSON values by name.
-            probes: the conversation is one of ours, to learn something of the template, and may take little time.
+            probes: whether this is a probe, a conversation of ours that tests the template and gets little time.
 
         Raises:
             InvalidPrompt: the template refuses or fails.
             TemplateStopped: it takes too much time or memory.
-            EngineError: the system gives no process, or ends or stops each.
+            EngineError: the system starts no process, or ends or stops each one.
         """
         try:
             content = packed(variables)
@@ -95,23 +95,23 @@ class TemplateSource:
 
 
 def template_process_id() -> int | None:
-    """Return the id of the process that waits for work, if there is one; benchmarks and tests look at it."""
+    """Return the id of the process waiting for work, or None; for benchmarks and tests."""
     return _runner.pid
 
 
 class TemplateStopped(InvalidPrompt):
-    """A template took too much time or memory, whatever the conversation."""
+    """A template took too much time or memory."""
 
 
 class _Stopped(Exception):
-    """The process will not answer: somebody has stopped it."""
+    """The process was stopped by a signal and will not answer."""
 
 
 class _Ended(Exception):
     """The process ended before it answered.
 
     Args:
-        code: its exit code, negative for a signal; None: it was ended because it gave no answer.
+        code: its exit code, negative for a signal; None: it was ended here because it gave no answer.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -120,10 +120,10 @@ class _Ended(Exception):
 
 
 def _overrun(ended: _Ended, num_bytes: int) -> str:
-    """Return what a template did whose process has ended.
+    """Return how a template exceeded its limits, by the way in which its process ended.
 
     Raises:
-        EngineUnavailable: no template does that.
+        EngineUnavailable: the template is not the cause.
     """
     if ended.code == -signal.SIGPROF:
         return f"takes more than {cpu_limit_s(num_bytes):.2f} s of processor time"
@@ -137,7 +137,7 @@ def _overrun(ended: _Ended, num_bytes: int) -> str:
 
 
 class _Process:
-    """One process, which does one thing at a time."""
+    """One process, which handles one request at a time."""
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
@@ -149,8 +149,8 @@ class _Process:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    env=confined_environment(os.environ),  # noqa: TID251 (what to leave out of it)
-                    start_new_session=True,  # a Ctrl-C is not for it
+                    env=confined_environment(os.environ),  # noqa: TID251 (read only to filter it)
+                    start_new_session=True,  # so that Ctrl-C does not reach it
                 )
         except BaseException as error:
             self._connection.close()
@@ -159,10 +159,10 @@ class _Process:
             raise
 
     def ask(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytearray]:
-        """Return the kind of the answer and its text.
+        """Send a request; return the kind of the answer and its text.
 
         Raises:
-            _Ended: there is none, and the process is no more.
+            _Ended: there is no answer, and the process has been ended.
         """
         until_s = time.monotonic() + WALL_S + cpu_limit_s(len(source) + len(variables))
         try:
@@ -179,12 +179,12 @@ class _Process:
             raise _Ended(self.end()) from None
         except (OSError, EOFError):
             raise _Ended(self.end()) from None
-        except BaseException:  # Ctrl-C: its answer would be taken for that of the next question
+        except BaseException:  # Ctrl-C: a late answer would be taken for that of the next request
             self.end()
             raise
 
     def end(self) -> int:
-        """End it, also if it is stopped, and return its exit code."""
+        """End the process, also if it is stopped, and return its exit code."""
         self._connection.close()
         if self.is_stopped():
             self.child.kill()
@@ -194,17 +194,17 @@ class _Process:
         return self.child.wait()
 
     def forget(self) -> None:
-        """Let go of it in a process that was forked from its parent: it is another's child."""
+        """Drop the process in a fork of its parent, without ending it."""
         self._connection.close()
-        self.child.returncode = 0  # nobody here is to wait for it
+        self.child.returncode = 0  # Popen must not wait for another process's child
 
     def is_stopped(self) -> bool:
-        """Return whether somebody has stopped it, as far as the system tells."""
+        """Return whether the process is stopped by a signal, as far as the system tells."""
         try:
             stat = Path(f"/proc/{self.child.pid}/stat").read_bytes()
         except OSError:
             return False
-        return stat.rpartition(b")")[2].split()[0] in b"Tt"  # proc(5): the state stands behind the name
+        return stat.rpartition(b")")[2].split()[0] in b"Tt"  # proc(5): the state follows the name
 
     def _send(self, part: bytes, until_s: float) -> None:
         with memoryview(part) as view:
@@ -228,11 +228,11 @@ class _Process:
         return found
 
     def _wait(self, event: int, until_s: float) -> None:
-        """Return when the connection is ready.
+        """Wait until the connection is ready.
 
         Raises:
-            TimeoutError: it is not, and it is late.
-            _Stopped: it will not be.
+            TimeoutError: it is not ready in time.
+            _Stopped: the process is stopped.
         """
         poll = select.poll()
         poll.register(self._connection, event)
@@ -247,7 +247,7 @@ class _Process:
 
 
 class _Runner:
-    """The process of this process, started when it is needed."""
+    """The template process of this process, started on demand."""
 
     def __init__(self) -> None:
         self._process: _Process | None = None
@@ -257,9 +257,9 @@ class _Runner:
         """Return the text of the answer.
 
         Raises:
-            InvalidPrompt: the answer is that there is none.
+            InvalidPrompt: the answer is a refusal.
             TemplateStopped: the process has no memory left.
-            _Ended: the process was ended by what it was asked.
+            _Ended: the request made the process end.
         """
         with self._lock:
             try:
@@ -276,18 +276,18 @@ class _Runner:
 
     @property
     def pid(self) -> int | None:
-        """Return the id of the process that waits; None while it works, and where there is none."""
+        """Id of the waiting process; None while it works, and if there is none."""
         process = self._process
         return None if process is None else process.child.pid
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.end()
 
     def forget(self) -> None:
-        """Let go of it in a process that was forked: it belongs to another, and the lock may be held by nobody."""
+        """Drop the process after a fork: it is the parent's child, and no thread of the fork can release the lock."""
         process, self._process = self._process, None
         self._lock = threading.Lock()
         if process is not None:
@@ -295,7 +295,7 @@ class _Runner:
 
     def _ask_once(self, op: bytes, source: bytes, variables: bytes) -> tuple[bytes, bytearray]:
         process, self._process = self._process, None
-        if process is not None and (process.child.poll() is not None or process.is_stopped()):  # meanwhile
+        if process is not None and (process.child.poll() is not None or process.is_stopped()):  # while idle
             process.end()
             process = None
         process = process or _Process()

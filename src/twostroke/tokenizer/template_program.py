@@ -1,8 +1,9 @@
-"""One Jinja template as a program: compiled in a sandbox, and run. It belongs into a process of its own.
+"""One Jinja template as a program: compiled and rendered in a sandbox. It must run in a separate process.
 
-The settings are those of transformers, so that a template renders to the same text. A template sees plain JSON values
-only. How long it may loop and how much it may write is counted here, which gives clear errors to honest mistakes. What
-a single operation may take cannot be counted from inside: the process that runs it has limits (template_worker.py).
+The settings are those of transformers, so that a template renders to the same text. A template gets plain JSON
+values only. Loop passes and written characters are counted here, which gives clear errors for honest mistakes. The
+cost of a single operation cannot be counted from inside; the process that runs the template has limits
+(template_worker.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from twostroke.tokenizer.template_wire import MAX_PROMPT_CHARS, TemplateFacts
 JSON = dict[str, Any]
 
 MAX_STEPS = 2_000_000
-"""Passes through loops and calls of macros in one rendering; a thousand messages need some ten thousand."""
+"""Maximum loop passes and macro calls of one rendering; a thousand messages need some ten thousand."""
 MAX_REPEATED_CHARS = 1_000_000
 
 
@@ -35,8 +36,8 @@ class TemplateProgram:
     """One compiled template.
 
     Raises:
-        InvalidPrompt: it is no Jinja template.
-        MemoryError: it takes more than there is.
+        InvalidPrompt: it is not a Jinja template.
+        MemoryError: compiling needs more memory than there is.
     """
 
     def __init__(self, source: str) -> None:
@@ -53,15 +54,15 @@ class TemplateProgram:
             self._template = self._environment.from_string(tree)
         except MemoryError:
             raise
-        except Exception as error:  # jinja2 checks little itself: Python's own compiler may refuse what it makes of it
+        except Exception as error:  # jinja2 checks little itself: Python's compiler may refuse the generated code
             raise InvalidPrompt(f"the model's chat template cannot be compiled: {reason_of(error)}") from error
 
     def render(self, variables: JSON) -> str:
-        """Return what it writes.
+        """Return the rendered text.
 
         Raises:
-            InvalidPrompt: it refuses the conversation, fails, or takes too many steps.
-            MemoryError: it takes more than there is.
+            InvalidPrompt: the template refuses the conversation, fails, or takes too many steps.
+            MemoryError: rendering needs more memory than there is.
         """
         self._environment.steps = _Steps()
         pieces: list[str] = []
@@ -77,14 +78,14 @@ class TemplateProgram:
             raise
         except RecursionError as error:
             raise InvalidPrompt("the chat template failed: it calls itself without end.") from error
-        except OSError as error:  # whose words would name paths of this machine
-            raise InvalidPrompt("the chat template failed: it asks for a file, which no template is given.") from error
-        except Exception as error:  # the template is a foreign program: any operation in it may fail in any way
+        except OSError as error:  # its message would name paths of this machine
+            raise InvalidPrompt("the chat template failed: it asks for a file and can read none.") from error
+        except Exception as error:  # the template is untrusted code: any operation may raise any exception
             raise InvalidPrompt(f"the chat template refused the conversation: {reason_of(error)}") from error
 
 
 class _Steps:
-    """Counts what a template does, and says where it loops without end."""
+    """Counter of a template's steps, which raises if the template loops without end."""
 
     def __init__(self) -> None:
         self._num_left = MAX_STEPS
@@ -97,7 +98,7 @@ class _Steps:
 
 
 def _count_steps(tree: nodes.Template) -> None:
-    """Put a counter into the body of every loop and macro; no name in a template leads to it."""
+    """Insert a step counter into the body of every loop and macro; names in a template cannot reach it."""
     for body_owner in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
         counter = nodes.Call(nodes.EnvironmentAttribute("steps.take"), [], [], None, None)
         step = nodes.ExprStmt(counter).set_lineno(body_owner.lineno)
@@ -105,20 +106,20 @@ def _count_steps(tree: nodes.Template) -> None:
 
 
 def _reads_content_parts(tree: nodes.Template) -> bool:
-    """Whether the template walks through a message's content as a list of parts; most only know a text."""
+    """Return whether the template iterates over a message's content as a list of parts; most read only a text."""
     names = _names_of(tree, "content")
     return any(_is_field(loop.iter, "content", names) for loop in tree.find_all(nodes.For))
 
 
 def _tests(tree: nodes.Template, field: str, kind: str) -> bool:
-    """Whether the template tests for a field being of a kind, as `field is string` does, and so expects such values."""
+    """Return whether the template tests the kind of a field (`field is string`) and so supports such values."""
     names = _names_of(tree, field)
     tests = (test for test in tree.find_all(nodes.Test) if test.name == kind)
     return any(_is_field(test.node, field, names) for test in tests)
 
 
 def _is_compared_with_none(tree: nodes.Template, field: str) -> bool:
-    """Whether the template asks `field == none` or the opposite."""
+    """Return whether the template compares a field with none, by == or !=."""
     names = _names_of(tree, field)
     none = nodes.Const(None)
     compares = (one for one in tree.find_all(nodes.Compare) if any(operand.expr == none for operand in one.ops))
@@ -126,7 +127,7 @@ def _is_compared_with_none(tree: nodes.Template, field: str) -> bool:
 
 
 def _names_of(tree: nodes.Template, field: str) -> set[str]:
-    """Names under which a template knows a field: its own, and variables that it is assigned to."""
+    """Return the names under which a template reads a field: its own, and variables that it is assigned to."""
     names = {field}
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and _is_field(assign.node, field, names):
@@ -147,7 +148,10 @@ def _is_field(node: nodes.Node, field: str, names: set[str]) -> bool:
 
 
 class _CodeGenerator(CodeGenerator):
-    """Leaves constant expressions to the rendering: a template is compiled when a model is loaded, chat or not."""
+    """Code generator that evaluates constant expressions at rendering, not at compilation.
+
+    A template is compiled when a model is loaded, even if nobody chats.
+    """
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -156,7 +160,7 @@ class _CodeGenerator(CodeGenerator):
 
 
 class _Undefined(jinja2.Undefined):
-    """What a template reads and nobody has given; it is told in JSON's words."""
+    """A variable or field that is read but not set; error messages use JSON's terms."""
 
     __slots__ = ()
 
@@ -168,12 +172,12 @@ class _Undefined(jinja2.Undefined):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox of transformers' chat templates; multiplying may not be used to fill the memory."""
+    """The sandbox of transformers' chat templates, with limits on multiplication, which could fill the memory."""
 
     intercepted_binops = frozenset({"*", "**"})
     code_generator_class = _CodeGenerator
     steps: _Steps
-    """The counter of the rendering that runs; the code of a template takes one step in each pass of a loop."""
+    """Counter of the current rendering; a template's code takes one step in each loop pass."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -190,7 +194,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and isinstance(right, int) and abs(right) > 64:
-            raise jinja2.TemplateError("it raises a number to a power above 64")
+            raise jinja2.TemplateError("it raises a number to a power above 64 or below -64")
         for value, times in ((left, right), (right, left)):
             if operator == "*" and isinstance(value, (str, list, tuple)) and isinstance(times, int):
                 size = len(cast(Sequence[object], value)) * times
@@ -200,14 +204,14 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; in a prompt it is just its content."""
+    """`{% generation %}`, which marks assistant text for training; in a prompt it is replaced by its content."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an attribute of the instance)
 
     def parse(self, parser: Parser) -> nodes.Node:
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own, because a variable that is set inside must not be seen behind it.
+        # a separate block, because a variable set inside must not be visible after it
         return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(lineno)
 
     def _content(self, caller: Callable[[], str]) -> str:
@@ -229,14 +233,14 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter escapes for HTML, which models have never seen.
+    # jinja2's own filter escapes for HTML, which models were not trained on
     if ensure_ascii or indent is not None or separators is not None or sort_keys:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return written_json(value)
 
 
 class _Dict:
-    """`dict` without the class behind it, whose attributes lead out of the sandbox."""
+    """`dict` without the class itself, whose attributes lead out of the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -246,7 +250,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace` that takes no underscored names."""
+    """`namespace` that refuses names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportSelfClsParameterName]
         # No name for self: `namespace(self=...)` is allowed in templates.

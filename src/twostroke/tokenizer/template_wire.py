@@ -1,10 +1,10 @@
-"""What the two ends of a template's process send each other, over one socket.
+"""Messages between this process and the template process, sent over one socket.
 
     request   op, 1 byte   bytes of the source, u64   bytes of the variables, u64   source   variables
     answer    kind, 1 byte   bytes of the text, u64   text
 
-The source and texts are UTF-8, variables are JSON. Nothing that comes back is more than a text or four flags: what
-ran in the process may have been a hostile program.
+The source and texts are UTF-8, variables are JSON. An answer is never more than a text or four flags, because the
+process may have been taken over by a hostile template.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ from typing import Any, cast
 from twostroke.tokenizer.messages import CallArguments
 
 LOOK, RENDER, PROBE = b"L", b"R", b"P"
-"""Compile only, and say what the template expects; render; or render a conversation of our own to learn something."""
+"""Operations: compile and return TemplateFacts; render; render a probe, our own conversation that tests a template."""
 FACTS, TEXT, REFUSED, EXHAUSTED = b"F", b"T", b"E", b"M"
-"""Four flags, the text, why there is none, and the same of a process that has no memory left and ends."""
+"""Kinds of answer: four flags; the text; a reason for refusal; out of memory, after which the process ends."""
 REQUEST = struct.Struct("<cQQ")
 ANSWER = struct.Struct("<cQ")
 JSON = dict[str, Any]
 
 MAX_PROMPT_CHARS = 16 * 2**20
-"""Of a rendered text. A context of 131,072 tokens has a million."""
+"""Maximum characters of a rendered text. A context of 131,072 tokens has about a million."""
 MAX_ANSWER_BYTES = 4 * MAX_PROMPT_CHARS
-"""As UTF-8. A process that announces more was taken over, and is ended before more is read."""
+"""Maximum size of an answer in UTF-8. A process that announces more was taken over; it is ended before more is read."""
 
 CPU_S = 0.75
 """Processor time of one rendering, or of compiling; an ordinary conversation takes a thousandth of it."""
 PROBE_CPU_S = 0.05
-"""Of rendering a probe. A conversation waits for up to a dozen of them."""
+"""Processor time of rendering a probe. A conversation waits for up to a dozen probes."""
 CPU_S_PER_MIB = 0.5
-"""What is added for long conversations, by their size as JSON."""
+"""Processor time added per MiB of request, for long conversations."""
 MEMORY_MIB = 384
-"""Of one rendering, beyond what the process takes before any."""
+"""Memory of one rendering, beyond what the process uses before it."""
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What a template expects of messages, as its source tells."""
+    """Forms of messages that a template expects, read from its source."""
 
     reads_content_parts: bool
-    """It walks through a message's content as a list of parts; most only know a text."""
+    """Whether it iterates over a message's content as a list of parts; most read only a text."""
     reads_argument_text: bool
-    """It tests for a call's arguments being a text, and so writes a text as it is."""
+    """Whether it tests for a call's arguments being a text, and so writes a text unchanged."""
     tests_missing_content: bool
-    """It tests for a message's content being none, as that of a turn which only calls tools."""
+    """Whether it tests for a message's content being none, as in a turn that only calls tools."""
     knows_developer: bool
-    """It names the role developer."""
+    """Whether it names the role developer."""
 
 
 def cpu_limit_s(num_bytes: int, op: bytes = RENDER) -> float:
-    """Return the processor time for a request of so many bytes; of a probe, the time after compiling."""
+    """Return the processor time for a request of `num_bytes` bytes; for a probe, the time after compiling."""
     return (PROBE_CPU_S if op == PROBE else CPU_S) + CPU_S_PER_MIB * num_bytes / _MIB
 
 
 def encoded(text: str) -> bytes:
-    """Return a text as it travels; half a character, which clients may send, stays one."""
+    """Encode a text for the socket; lone surrogates, which clients may send, are kept."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decoded(content: bytes | bytearray) -> str:
-    """Return the text that was encoded."""
+    """Decode a text made by `encoded`."""
     return content.decode("utf-8", "surrogatepass")
 
 
 def packed(variables: Mapping[str, Any]) -> bytes:
-    """Return variables as JSON; the arguments of calls are sent in their own words, and not read.
+    """Return variables as JSON; call arguments are sent as their original text, without parsing it.
 
     Raises:
-        ValueError: a number that has no text.
+        ValueError: a number that JSON cannot represent.
     """
     words: list[tuple[int, int, str]] = []
     for index, message in enumerate(cast(list[JSON], variables.get("messages") or [])):
@@ -87,7 +87,7 @@ def packed(variables: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(content: bytes | bytearray) -> JSON:
-    """Return the variables that were packed, with the fields of arguments.
+    """Return the variables packed by `packed`, with call arguments parsed.
 
     Raises:
         InvalidPrompt: arguments are nested too deeply.
@@ -101,7 +101,7 @@ def unpacked(content: bytes | bytearray) -> JSON:
 
 
 def receive(connection: socket.socket, num_bytes: int) -> bytearray:
-    """Return exactly so many bytes; fewer where the other end has closed."""
+    """Return exactly `num_bytes` bytes, or fewer if the other end has closed the connection."""
     found = bytearray(min(num_bytes, 1 << 20))
     filled = 0
     while filled < num_bytes:

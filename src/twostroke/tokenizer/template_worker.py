@@ -1,9 +1,9 @@
-"""The process that chat templates run in: `python -m twostroke.tokenizer.template_worker DESCRIPTOR`.
+"""The process that renders chat templates: `python -m twostroke.tokenizer.template_worker DESCRIPTOR`.
 
-A template comes with a model from somewhere, and one expression in it may take minutes or gigabytes within a single
-operation of the interpreter. Here the system ends that: memory beyond a limit is not given, and processor time beyond
-one ends the process. Whoever asked is told, and starts another (template_process.py). Files, sockets and other
-processes are out of reach (template_confinement.py).
+Templates come with downloaded models. One expression may take minutes or gigabytes within a single operation of the
+interpreter. Here the system enforces limits: allocations beyond the memory limit fail, and exceeding the processor
+time ends the process. The parent reports it and starts another process (template_process.py). Files, sockets and
+other processes cannot be reached (template_confinement.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from twostroke.tokenizer.template_wire import (
 
 _NO_LIMIT = 0.0
 _MOST_COMPILED = 4
-"""Templates that are kept compiled."""
+"""Maximum number of compiled templates in the cache."""
 
 
 def answer(op: bytes, source: bytes, variables: bytes | bytearray) -> tuple[bytes, bytes]:
@@ -58,7 +58,7 @@ def answer(op: bytes, source: bytes, variables: bytes | bytearray) -> tuple[byte
 
 
 def _allow(cpu_s: float) -> None:
-    """End this process when it has taken so much more processor time."""
+    """Let the system end this process after `cpu_s` more seconds of processor time."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
@@ -68,7 +68,7 @@ def _compiled(source: bytes) -> TemplateProgram:
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer until the other end closes, or until there is no memory left."""
+    """Answer requests until the other end closes, or until there is no memory left."""
     while len(head := receive(connection, REQUEST.size)) == REQUEST.size:
         op, num_source, num_variables = REQUEST.unpack(head)
         source, variables = bytes(receive(connection, num_source)), receive(connection, num_variables)
@@ -82,12 +82,12 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """The process's entry."""
+    """Run the process: confine it, then answer requests."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the default action ends the process
     connection = socket.socket(fileno=int(sys.argv[1]))
     confine()
-    with contextlib.suppress(OSError):  # nobody is left to answer
+    with contextlib.suppress(OSError):  # the parent is gone
         serve(connection)
 
 

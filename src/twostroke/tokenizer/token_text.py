@@ -1,4 +1,4 @@
-"""What text a token stands for, by the four kinds of decoders that tokenizer.json files name.
+"""The text that a token stands for, for the four kinds of decoders in tokenizer.json files.
 
     kind            a token is                      pieces of text may be sent
     byte level      bytes of UTF-8                  as soon as a character is complete
@@ -7,7 +7,7 @@
     opaque          known only with its neighbours  at the end
 
 Each kind is a rule (`TokenText`, one per tokenizer) and a state (`TextStream`, one per generation). The pieces of a
-stream always add up to what the decoder makes of all the tokens at once, whatever the tokens are.
+stream always add up to the decoder's output for all tokens at once, whatever the tokens are.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ REPLACEMENT = "\ufffd"
 
 
 class TextStream(Protocol):
-    """The text of one generation, piece by piece."""
+    """The text of one generation, decoded incrementally."""
 
     is_settled: bool
     """Whether nothing is held back and the next token adds its `whole_text`, if it has one."""
 
     def push(self, tokens: Iterable[str]) -> str:
-        """Takes the next tokens; returns the text that is now certain."""
+        """Add the next tokens; return the text that is now certain."""
         ...
 
     def finish(self) -> str:
-        """Nothing more will come; returns the rest."""
+        """End the stream; return the text that was held back."""
         ...
 
 
 class TokenText(Protocol):
-    """What tokens stand for in one tokenizer."""
+    """The rule by which one tokenizer's tokens become text."""
 
     @property
     def reads_alone(self) -> bool:
-        """Whether `first_bytes` and `token_bytes` are all there is to know: no token changes what another one meant."""
+        """Whether a text is exactly `first_bytes` of its first token and `token_bytes` of the others."""
         ...
 
     def token_bytes(self, token: str) -> bytes:
-        """What the token adds in the middle of a text."""
+        """Return the bytes that the token adds in the middle of a text."""
         ...
 
     def first_bytes(self, token: str) -> bytes:
-        """What the token adds at the beginning of a text."""
+        """Return the bytes that the token adds at the beginning of a text."""
         ...
 
     def whole_text(self, token: str) -> str | None:
-        """What the token adds to a stream that is settled, and leaves settled; None where that is not all it does."""
+        """Return the text that the token adds to a settled stream; None if it may leave the stream unsettled."""
         ...
 
     def start(self) -> TextStream:
-        """The state for a new generation."""
+        """Return a stream for a new generation."""
         ...
 
 
 def make_token_text(raw: RawTokenizer) -> TokenText:
-    """Chooses the kind by the tokenizer's decoder."""
+    """Return the rule for the tokenizer's decoder."""
     rules: dict[str, Any] = json.loads(raw.decoder.__getstate__()) if raw.decoder is not None else {"type": None}
     steps: list[dict[str, Any]] = rules["decoders"] if rules["type"] == "Sequence" else [rules]
     kinds = [step["type"] for step in steps]
@@ -82,7 +82,10 @@ def make_token_text(raw: RawTokenizer) -> TokenText:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one visible character: itself where it has one, else one from U+0100 on."""
+    """Return the byte of each character of byte-level BPE.
+
+    Each byte is written as one visible character: itself if it is visible, else one from U+0100 on.
+    """
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = (b for b in range(256) if b not in visible)
     return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
@@ -93,11 +96,11 @@ _NO_BYTE, _BORDER = -1, -2
 
 @cache
 def _byte_table() -> NDArray[np.int16]:
-    """The byte of each character of the byte alphabet, by its code point."""
+    """Return the byte of each character of the byte alphabet, indexed by code point."""
     alphabet = _byte_alphabet()
-    table = np.full(max(map(ord, alphabet)) + 2, _NO_BYTE, np.int16)  # the last one is for all beyond
+    table = np.full(max(map(ord, alphabet)) + 2, _NO_BYTE, np.int16)  # the last entry is for all higher code points
     table[[ord(character) for character in alphabet]] = list(alphabet.values())
-    table[ord("\n")] = _BORDER  # which stands for no byte
+    table[ord("\n")] = _BORDER  # not in the byte alphabet, so it can separate tokens
     return table
 
 
@@ -111,7 +114,7 @@ class ByteLevelText:
         self._bytes: dict[str, bytes] = {}
 
     def token_bytes(self, token: str) -> bytes:
-        """Undoes the byte alphabet; an added token with other characters (a space, say) stands for itself."""
+        """Return the bytes of a token; added tokens with other characters (such as a space) are encoded as UTF-8."""
         known = self._bytes.get(token)
         if known is None:
             try:
@@ -122,12 +125,12 @@ class ByteLevelText:
         return known
 
     def all_bytes(self, tokens: Sequence[str]) -> list[bytes]:
-        """`token_bytes` of a whole vocabulary, in a tenth of the time."""
+        """Return `token_bytes` of a whole vocabulary, in a tenth of the time."""
         table = _byte_table()
         joined = np.frombuffer("\n".join([*tokens, ""]).encode("utf-32-le", "surrogatepass"), np.uint32)
         found = table[np.minimum(joined, len(table) - 1)]
         ends = np.flatnonzero(found == _BORDER)
-        if len(ends) != len(tokens):  # some have a line break in them, as added tokens may
+        if len(ends) != len(tokens):  # some added tokens contain a line break
             return [self.token_bytes(token) for token in tokens]
         content = found.astype(np.uint8).tobytes()
         texts = [content[begin + 1 : end] for begin, end in pairwise([-1, *ends.tolist()])]
@@ -136,18 +139,17 @@ class ByteLevelText:
         return texts
 
     def first_bytes(self, token: str) -> bytes:
-        """The same as anywhere."""
         return self.token_bytes(token)
 
     def whole_text(self, token: str) -> str | None:
-        """Complete characters only."""
+        """Return the token's text; None unless it consists of complete characters."""
         try:
             return self.token_bytes(token).decode("utf-8")
         except UnicodeDecodeError:
             return None
 
     def start(self) -> TextStream:
-        """An incremental UTF-8 decoder: it holds back exactly an incomplete character."""
+        """Return an incremental UTF-8 decoder, which holds back only an incomplete character."""
         return _ByteLevelStream(self)
 
 
@@ -170,7 +172,7 @@ _BYTE_TOKEN = re.compile(r"<0x(\+[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")
 
 
 def _byte_fallback(steps: list[dict[str, Any]]) -> ByteFallbackText | None:
-    """Reads Replace*, ByteFallback, Fuse and an optional Strip at the left; None for any other shape."""
+    """Return the rule for Replace*, ByteFallback, Fuse and an optional Strip at the left; None for other decoders."""
     kinds = " ".join(str(step["type"]) for step in steps)
     if re.fullmatch(r"(Replace )*ByteFallback Fuse( Strip)?", kinds) is None:
         return None
@@ -190,33 +192,34 @@ class ByteFallbackText:
         self.strip, self.num_strip = strip, num_strip
 
     def piece(self, token: str) -> str | int:
-        """The token's text, or its byte."""
+        """Return the token's text, or its byte."""
         for pattern, content in self._replace:
             token = token.replace(pattern, content)
         byte = _BYTE_TOKEN.fullmatch(token)
         return int(byte.group(1), 16) if byte else token
 
     def token_bytes(self, token: str) -> bytes:
-        """The byte itself, or the text with its leading space."""
+        """Return the byte itself, or the text with its leading space."""
         piece = self.piece(token)
         return bytes([piece]) if isinstance(piece, int) else piece.encode("utf-8")
 
     @property
     def reads_alone(self) -> bool:
-        """Not where so much is stripped that it may take several tokens."""
+        """Whether at most one token is affected by stripping at the beginning."""
         return self.num_strip <= 1
 
     def first_bytes(self, token: str) -> bytes:
-        """Without the space that is stripped."""
+        """Return the token's bytes without the stripped space."""
         return self.token_bytes(token).removeprefix(self.strip.encode("utf-8") if self.num_strip else b"")
 
     def whole_text(self, token: str) -> str | None:
-        """Everything but a byte."""
+        """Return the token's text; None for a byte token."""
         piece = self.piece(token)
         return None if isinstance(piece, int) else piece
 
     def start(self) -> TextStream:
-        """Holds back a run of byte tokens until it ends: one wrong byte turns the whole run into U+FFFD."""
+        """Return a stream that holds back a run of byte tokens until it ends: one wrong byte turns the whole run into
+        U+FFFD."""
         return _ByteFallbackStream(self)
 
 
@@ -251,7 +254,7 @@ class _ByteFallbackStream:
         return text
 
     def _stripped(self, text: str) -> str:
-        """Takes the mark's space off the beginning of the whole text, which may be spread over pieces."""
+        """Strip spaces at the beginning of the whole text, also if they are spread over several pieces."""
         while self._num_strip and text:
             if not text.startswith(self._strip):
                 self._num_strip = 0
@@ -262,7 +265,7 @@ class _ByteFallbackStream:
 
 
 class ByTokenText:
-    """Each token adds a text of its own, another one when it is the first (no leading space)."""
+    """Each token adds its own text; the first token's text differs (no leading space)."""
 
     reads_alone = True
 
@@ -272,30 +275,28 @@ class ByTokenText:
         self._rest: dict[str, str] = {}
 
     def first(self, token: str) -> str:
-        """Its text at the beginning."""
+        """Return the token's text at the beginning."""
         return self._decode([token])
 
     def rest(self, token: str) -> str:
-        """Its text anywhere else."""
+        """Return the token's text anywhere else."""
         known = self._rest.get(token)
         if known is None:
             known = self._rest[token] = self._decode(["a", token])[len(self._alone) :]
         return known
 
     def token_bytes(self, token: str) -> bytes:
-        """Its text in the middle, with the leading space."""
+        """Return the token's text with its leading space."""
         return self.rest(token).encode("utf-8")
 
     def first_bytes(self, token: str) -> bytes:
-        """Its text at the beginning."""
         return self.first(token).encode("utf-8")
 
     def whole_text(self, token: str) -> str | None:
-        """Its text with the leading space."""
         return self.rest(token)
 
     def start(self) -> TextStream:
-        """Only has to know whether a token has come."""
+        """Return a stream that only tracks whether a token has come."""
         return _ByTokenStream(self)
 
     def _decode(self, tokens: list[str]) -> str:
@@ -319,7 +320,7 @@ class _ByTokenStream:
 
 
 class OpaqueText:
-    """A decoder we do not know: a later token may change what an earlier one meant, so nothing is certain early."""
+    """An unknown decoder: a later token may change the text of an earlier one, so no text is certain before the end."""
 
     reads_alone = False
 
@@ -327,23 +328,22 @@ class OpaqueText:
         self._raw = raw
 
     def decode(self, tokens: list[str]) -> str:
-        """All at once."""
+        """Decode all tokens at once."""
         return self._raw.decoder.decode(tokens) if self._raw.decoder is not None else " ".join(tokens)
 
     def token_bytes(self, token: str) -> bytes:
-        """The token decoded alone, for want of better."""
+        """Return the token decoded alone, as an approximation."""
         return self.decode([token]).encode("utf-8")
 
     def first_bytes(self, token: str) -> bytes:
-        """The same."""
         return self.token_bytes(token)
 
     def whole_text(self, token: str) -> str | None:
-        """Nothing that is certain."""
+        """Return None, because no text is certain before the end."""
         return None
 
     def start(self) -> TextStream:
-        """Collects."""
+        """Return a stream that collects all tokens until the end."""
         return _OpaqueStream(self)
 
 

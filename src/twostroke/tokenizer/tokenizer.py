@@ -1,4 +1,4 @@
-"""Text to token ids and back, also while they come, by the rules in the model's own folder."""
+"""Conversion of text to token ids and back, also incrementally, by the rules in the model's own folder."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from twostroke.tokenizer.windows import WINDOW_CHARS, WindowEncoder
 log = get_logger(__name__)
 
 NFC_CLASSES = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
-"""Tokenizer classes that compose characters (NFC) even where their tokenizer.json has lost the normalizer."""
+"""Tokenizer classes that compose characters (NFC) even if their tokenizer.json lacks the normalizer."""
 
 
 LONG_TEXT = 1024
-"""Characters from which on encoding lets other threads run; handing the lock over costs more than a shorter text."""
+"""Characters from which on encoding releases the GIL; for a shorter text, releasing it costs more than encoding."""
 WHOLE_CHARS = 4 * WINDOW_CHARS
-"""Characters from which on a text is encoded window by window where only its ids are wanted."""
+"""Characters from which on a text is encoded window by window, if only its ids are wanted."""
 _DECODED_TOKENS = 4096
-"""Of a slice."""
+"""Tokens per slice when many are decoded."""
 
 
 class Tokenizer:
     """The tokenizer of one model; safe to share between threads.
 
-    Encodes like `transformers.AutoTokenizer` does for the same folder: tokenizer.json is the rule, begin and end
-    tokens included, and tokenizer_config.json may add special tokens.
+    It encodes like `transformers.AutoTokenizer` for the same folder. tokenizer.json decides, begin and end tokens
+    included; tokenizer_config.json may add special tokens.
     """
 
     def __init__(self, raw: RawTokenizer, settings: TokenizerSettings) -> None:
-        # Both would change what a prompt means without anybody having asked for it.
+        # both would change a prompt although nobody has asked for it
         raw.no_truncation()
         raw.no_padding()
         if raw.normalizer is None and settings.tokenizer_class in NFC_CLASSES:
@@ -53,67 +53,67 @@ class Tokenizer:
         self._tokens = _tokens_by_id(raw)
         self._text = make_token_text(raw)
         self._all_bytes: list[bytes] | None = None
-        """By id, where each token is bytes."""
+        """Bytes of each token by id, if tokens are bytes; else None."""
         if isinstance(self._text, ByteLevelText):
             self._all_bytes = self._text.all_bytes([token or "" for token in self._tokens])
         self._most_bytes = self._longest_token()
         self._windows = WindowEncoder(raw, self._text)
         self.whole_texts = _WholeTexts(self)
-        """What each token adds to a settled TextStream; None where that is not certain, and for special tokens."""
+        """Text that each token adds to a settled TextStream; None if it is not certain, and for special tokens."""
         self._check_framing(settings.add_bos_token)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Reads the tokenizer of a model folder.
+        """Read the tokenizer of a model folder.
 
         Raises:
-            ModelNotFound: no folder, or no tokenizer.json in it.
-            CorruptCheckpoint: a file that cannot be read as what it should be.
+            ModelNotFound: there is no folder, or no tokenizer.json in it.
+            CorruptCheckpoint: a file cannot be read as a tokenizer or its settings.
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not folder.is_dir():
-            raise ModelNotFound(f"{folder}: there is no such folder, so no tokenizer. Give the folder of a model.")
+            raise ModelNotFound(f"{folder}: folder not found, so there is no tokenizer. Give the folder of a model.")
         if not path.is_file():
             raise ModelNotFound(
-                f"{folder}: has no tokenizer.json. Name the folder of a tokenizer that has one (--tokenizer FOLDER), "
-                "take that of the package (--tokenizer embedded), or convert what is there with transformers: "
+                f"{folder}: has no tokenizer.json. Give a tokenizer folder that has one (--tokenizer FOLDER), "
+                "use the one in the package (--tokenizer embedded), or convert the existing files with transformers: "
                 "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
             )
         try:
             raw = RawTokenizer.from_file(str(path))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # plain Exceptions for every kind of bad file, and panics, which are none
+        except BaseException as error:  # bad files raise plain Exceptions, or panics, which are not Exceptions
             remedy = remedy_for(path, "Fetch the file again.")
             raise CorruptCheckpoint(f"{path}: cannot be read as a tokenizer ({error}). {remedy}") from error
         return cls(raw, TokenizerSettings.from_folder(folder))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         Args:
-            text: any text without lone surrogates; special tokens written in it become those tokens where the
-                tokenizer's own rules say so.
-            add_special_tokens: whether to frame it as the model expects (a begin token, for most that have one).
+            text: any text without lone surrogates; special tokens written in it become those tokens if the tokenizer's
+                own rules say so.
+            add_special_tokens: whether to add the tokens that the model expects around a text (usually a begin token).
 
         Raises:
-            InvalidPrompt: the tokenizer has no ids for it, and none that stands for unknown text either.
+            InvalidPrompt: the tokenizer has no ids for the text, and no token for unknown text either.
         """
         try:
             if len(text) < LONG_TEXT:
                 return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
-            # only the form for several texts gives the interpreter's lock away
+            # only the batch form releases the GIL
             return self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic inside the library is no Exception, and must not end the engine
+        except BaseException as error:  # a panic inside the library is not an Exception, and must not end the engine
             raise InvalidPrompt(f"the model's tokenizer cannot encode the text ({error}).") from error
 
     def encode_compactly(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
-        """As `encode`; of a text of any length it takes little more memory than its ids, of four bytes each.
+        """Encode a text of any length in little more memory than its ids need, at four bytes each.
 
-        That is so where tokens are bytes and words are found by regular expressions. Other tokenizers take 200 bytes a
+        This holds if tokens are bytes and words are found by regular expressions. Other tokenizers use 200 bytes per
         character.
         """
         frame = self._frame if add_special_tokens else ((), ())
@@ -129,39 +129,39 @@ class Tokenizer:
 
     @functools.cached_property
     def _frame(self) -> tuple[Sequence[int], Sequence[int]] | None:
-        """What stands before and behind the ids of a text; None where that cannot be told from them."""
+        """Ids put before and after the ids of a text; None if they cannot be told apart from the text's own."""
         plain, framed = self.encode("a", add_special_tokens=False), self.encode("a")
         places = [i for i in range(len(framed)) if framed[i : i + len(plain)] == plain]
         return (framed[: places[0]], framed[places[0] + len(plain) :]) if len(places) == 1 else None
 
     def fewest_tokens(self, text: str) -> int:
-        """So many tokens a text has at least; 0 where nothing can be said without encoding it.
+        """Return a lower bound on the tokens of a text, found without encoding it; 0 if there is none.
 
-        Known where tokens are bytes and the text is encoded as it is, or composed (NFC), which leaves at least a third
-        of the characters (Unicode Standard Annex 15, table 16: the largest growth of a decomposition).
+        There is a bound if tokens are bytes and the text is encoded unchanged or composed (NFC). Composing leaves at
+        least a third of the characters (Unicode Standard Annex 15, table 16: the largest growth of a decomposition).
         """
         if self._most_bytes is None:
             return 0
         return len(text) // (1 if self._raw.normalizer is None else 3) // self._most_bytes
 
     def _longest_token(self) -> int | None:
-        """Bytes of the longest token, where texts are cut into bytes."""
+        """Return the bytes of the longest token; None if texts are not cut into bytes."""
         if self._all_bytes is None or not isinstance(self._raw.normalizer, (NoneType, normalizers.NFC)):
             return None
         return max(map(len, self._all_bytes), default=None)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids that stand for nothing are left out, broken UTF-8 becomes U+FFFD."""
+        """Return the text of token ids; unknown ids are left out, and broken UTF-8 becomes U+FFFD."""
         if len(token_ids) > WHOLE_CHARS:
             return self._decode_by_slices(token_ids, skip_special_tokens)
         ids = list(token_ids)
         if len(ids) < LONG_TEXT:
             return self._raw.decode(ids, skip_special_tokens=skip_special_tokens)
-        # as in encode: others may run meanwhile
+        # as in encode: the batch form releases the GIL
         return self._raw.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def _decode_by_slices(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Decode without the library, which takes 80 bytes for each token."""
+        """Decode in slices without the library, which takes 80 bytes for each token."""
         left_out = self._special_token_ids if skip_special_tokens else frozenset[int]()
         stream = self._text.start()
         texts: list[str] = []
@@ -171,25 +171,25 @@ class Tokenizer:
         return "".join([*texts, stream.finish()])
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary entry as it is written there; None for an id that has none."""
+        """Return the vocabulary entry of an id as written there; None for an unknown id."""
         return self._tokens[token_id] if 0 <= token_id < len(self._tokens) else None
 
     def tokens(self, token_ids: Iterable[int]) -> list[str]:
-        """The pieces a text was cut into, as the vocabulary writes them; an id that has none is shown as empty."""
+        """Return the vocabulary entries of ids; an unknown id gives an empty string."""
         return [self.token(token_id) or "" for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds in the middle of a text; nothing for an id that has no token."""
+        """Return the bytes that one token adds in the middle of a text; none for an unknown id."""
         token = self.token(token_id)
         return b"" if token is None else self._text.token_bytes(token)
 
     def first_token_bytes(self, token_id: int) -> bytes:
-        """What one token adds at the beginning of a text; nothing for an id that has no token."""
+        """Return the bytes that one token adds at the beginning of a text; none for an unknown id."""
         token = self.token(token_id)
         return b"" if token is None else self._text.first_bytes(token)
 
     def all_token_bytes(self, count: int) -> tuple[list[bytes], list[bytes]]:
-        """`token_bytes` and `first_token_bytes` of the ids below `count`; one list where they are the same."""
+        """Return `token_bytes` and `first_token_bytes` of all ids below `count`; one list twice if they are equal."""
         if self._all_bytes is None:
             ids = range(count)
             return list(map(self.token_bytes, ids)), list(map(self.first_token_bytes, ids))
@@ -197,31 +197,31 @@ class Tokenizer:
         return found, found
 
     def decoded_token(self, token_id: int) -> str:
-        """`token_bytes` as text, for display: part of a character shows as U+FFFD."""
+        """Return `token_bytes` as text for display; part of a character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry."""
+        """Return the id of a vocabulary entry; None if there is no such entry."""
         return self._raw.token_to_id(token)
 
     @property
     def reads_alone(self) -> bool:
-        """Whether a text is exactly its first token's bytes and then the bytes of the others."""
+        """Whether a text is exactly its first token's bytes followed by the bytes of the others."""
         return self._text.reads_alone
 
     @property
     def text(self) -> TokenText:
-        """What tokens stand for."""
+        """The rule by which tokens become text."""
         return self._text
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that steer the model and are no text."""
+        """Ids of tokens that control the model and are not text."""
         return self._special_token_ids
 
     @property
     def vocab_size(self) -> int:
-        """Entries, added tokens included."""
+        """Number of vocabulary entries, added tokens included."""
         return self._raw.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -236,26 +236,26 @@ class Tokenizer:
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
-        """Name to Jinja source; empty for a model that is no chat model."""
+        """Name to Jinja source; empty for a model without chat templates."""
         return self._chat_templates
 
     @property
     def bos_token_id(self) -> int | None:
-        """Begins every text, for models that have one."""
+        """Id of the token that begins every text, if the model has one."""
         return self._named_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Ends a text; models may have more, see `settings.read_eos_token_ids`."""
+        """Id of the token that ends a text; models may have more (`settings.read_eos_token_ids`)."""
         return self._named_id("eos_token")
 
     @property
     def pad_token_id(self) -> int | None:
-        """Fills up; nothing here pads, but embeddings may treat it specially."""
+        """Id of the padding token; unused here, but embeddings may treat it specially."""
         return self._named_id("pad_token")
 
     def check_vocab(self, model_vocab_size: int) -> None:
-        """Refuses a model that has no embedding row for some token; more rows than tokens are normal padding.
+        """Raise if the model has no embedding row for some token; more rows than tokens are normal padding.
 
         Raises:
             CorruptCheckpoint: tokenizer and model do not belong together.
@@ -271,21 +271,21 @@ class Tokenizer:
         return None if token is None else self._raw.token_to_id(token)
 
     def _check_framing(self, add_bos_token: bool | None) -> None:
-        """Frames nothing: finds begin and end tokens that do not exist, and says so when the two files disagree."""
+        """Encode an empty text to detect invalid begin and end tokens; log if tokenizer_config.json disagrees."""
         try:
             frame = self.encode("")
         except InvalidPrompt as error:
             raise CorruptCheckpoint(f"tokenizer.json: its post_processor cannot be used: {error}") from error
         adds_bos_token = self.bos_token_id is not None and self.bos_token_id in frame
         if add_bos_token is not None and add_bos_token != adds_bos_token and self.bos_token_id is not None:
-            # The reference follows tokenizer.json, too.
+            # transformers follows tokenizer.json, too
             log.info(
                 "add_bos_token: %s in tokenizer_config.json -> %s by tokenizer.json", add_bos_token, adds_bos_token
             )
 
 
 def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> None:
-    """Adds what tokenizer_config.json knows beyond tokenizer.json; tokens that are there keep their ids."""
+    """Add the tokens of tokenizer_config.json that tokenizer.json lacks; existing tokens keep their ids."""
     known = {token.content for token in raw.get_added_tokens_decoder().values()}
     raw.add_tokens([token for token in settings.added_tokens if token.content not in known])
     known_special = {token.content for token in raw.get_added_tokens_decoder().values() if token.special}
@@ -294,18 +294,18 @@ def _add_tokens(raw: RawTokenizer, settings: TokenizerSettings) -> None:
 
 
 def _tokens_by_id(raw: RawTokenizer) -> list[str | None]:
-    """The vocabulary entries as they are written, None where there is none: the library takes ten times a look-up."""
+    """Return the vocabulary entries by id, None for gaps; a look-up in the library takes ten times as long."""
     ids = raw.get_vocab(with_added_tokens=True)
     tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
     for token, token_id in ids.items():
         tokens[token_id] = token
-    for token_id in raw.get_added_tokens_decoder():  # a decoder is given them as this says
+    for token_id in raw.get_added_tokens_decoder():  # decoders get added tokens in this spelling
         tokens[token_id] = raw.id_to_token(token_id)
     return tokens
 
 
 class _WholeTexts(dict[int, str | None]):
-    """Filled as tokens are met."""
+    """Cache of the text that each token adds to a settled stream, by id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -318,14 +318,14 @@ class _WholeTexts(dict[int, str | None]):
 
 
 class IncrementalDetokenizer:
-    """The text of one generation in pieces that never have to be taken back.
+    """The text of one generation, in pieces that never have to be taken back.
 
     >>> detokenizer = IncrementalDetokenizer(tokenizer)                              # doctest: +SKIP
     >>> [detokenizer.push([i]) for i in tokenizer.encode("a \\N{GRINNING FACE}")]    # doctest: +SKIP
     ['a', ' ', '', '\\N{GRINNING FACE}']
 
-    Whatever the ids and however they are chunked, the pieces and `finish()` add up to `tokenizer.decode(all_ids)`,
-    and no piece ends inside a character.
+    However the ids are chunked, the pieces and `finish()` add up to `tokenizer.decode(all_ids)`, and no piece ends
+    inside a character.
     """
 
     def __init__(
@@ -337,10 +337,11 @@ class IncrementalDetokenizer:
         text = tokenizer.text
         self._start = text.start
         self._stream: TextStream | None = None if isinstance(text, ByteLevelText) else text.start()
-        """Holds back what is not certain; None where no token needed it: tokens that are bytes may all be whole."""
+        """Stream that holds back uncertain text; None until a token needs it, which may never happen if tokens are
+        bytes."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes the next ids; returns the text that is certain now, which may be empty."""
+        """Add the next ids; return the text that is certain now, which may be empty."""
         stream = self._stream
         if len(token_ids) == 1 and (stream is None or stream.is_settled):
             text = self._whole_texts[token_ids[0]]
@@ -352,17 +353,17 @@ class IncrementalDetokenizer:
         return stream.push(known)
 
     def finish(self) -> str:
-        """The generation has ended: returns what was held back, an incomplete character as U+FFFD."""
+        """End the generation; return the text held back, with an incomplete character as U+FFFD."""
         return "" if self._stream is None else self._stream.finish()
 
 
 class TokenTexts:
-    """What each token of one generation adds to its text; the arguments are those of IncrementalDetokenizer."""
+    """The text that each token of one generation adds; arguments as for IncrementalDetokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, shown_token_ids: frozenset[int]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, shown_token_ids)
 
     def of(self, token_ids: Sequence[int]) -> Iterator[str]:
-        """Take the next ids; yield a text for each, "" where a token adds nothing or only a part of a character."""
+        """Add the next ids; yield a text for each, "" if a token adds nothing or only part of a character."""
         for token_id in token_ids:
             yield self._detokenizer.push((token_id,))

@@ -1,14 +1,14 @@
-"""Token ids of a long text, window by window: the library takes 200 bytes for each character that it encodes at once.
+"""Encoding of a long text window by window: the library takes 200 bytes for each character that it encodes at once.
 
     text     aaaa bbbb cccc dddd eeee ffff
     window 1 ├──────────────┤    ╎         its end may be cut within a word, so its last words are not used
-    window 2           ├──────────────┤    begins where a word of window 1 does
+    window 2           ├──────────────┤    begins at a word boundary of window 1
 
-The ids are those of the whole text. A pre-tokenizer that is a regular expression goes on from the end of a word as if
-the text began there. A word that is longer than a window is cut between two of its tokens: byte-pair encodings are
-right if each two neighbours are, so two windows that have one token in common, in one word, continue each other.
-(Berglund and van der Merwe, Formalizing BPE tokenization, 2023.) Where a window is not made of the text's own bytes,
-or where two windows contradict each other, there is no answer.
+The ids are those of the whole text. A pre-tokenizer that is a regular expression continues from the end of a word as
+if the text began there. A word longer than a window is cut between two of its tokens. A byte-pair encoding is right
+if every two neighbours are right, so two windows that share one token within a word continue each other (Berglund
+and van der Merwe, Formalizing BPE tokenization, 2023). There is no result if a window's tokens are not the text's
+own bytes, or if two windows contradict each other.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from twostroke.process_memory import return_free_memory
 from twostroke.tokenizer.token_text import ByteLevelText, TokenText
 
 WINDOW_CHARS = 1 << 14
-"""A window takes some 4 MB."""
+"""Characters of a window, which takes some 4 MB."""
 _MARGIN_BYTES = 1 << 10
-"""At the end of a window. A pre-tokenizer looks ahead by a few characters, and no token is nearly as long."""
+"""Bytes unused at the end of a window: a pre-tokenizer looks ahead by a few characters; every token is shorter."""
 _OVERLAP_BYTES = 1 << 12
-"""Of two windows within one word."""
+"""Bytes by which two windows within one word overlap."""
 
 _MOST_CHAR_BYTES = 4
-"""A character has at most so many bytes, and a token has at least one."""
+"""Maximum bytes of a character, and so maximum tokens of one: a token has at least one byte."""
 
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
 """A set of characters in a regular expression."""
 _LOOKS_BACK = re.compile(r"\(\?<|\\[bBAGKzZ]|[\^$]")
-"""What matches by what stands before, or at an end of the text."""
+"""Constructs of a regular expression that depend on preceding text or on an end of the text."""
 
 
 class WindowEncoder:
-    """Encodes long texts; without begin and end tokens.
+    """Encoder of long texts, without begin and end tokens.
 
     Args:
-        raw: must not be changed any more.
-        text: what its tokens stand for.
+        raw: tokenizer of the library; must not change any more.
+        text: rule by which its tokens become text.
     """
 
     def __init__(self, raw: RawTokenizer, text: TokenText) -> None:
@@ -61,17 +61,17 @@ class WindowEncoder:
         self._token_bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, frame: tuple[Sequence[int], Sequence[int]] = ((), ())) -> Sequence[int] | None:
-        """Return the ids; None where windows cannot be trusted with this tokenizer or this text.
+        """Return the ids; None if windows are not reliable with this tokenizer or this text.
 
         Args:
             text: any text.
-            frame: ids to put before its own, and behind them.
+            frame: ids to put before and after those of the text.
         """
         if self._text is None:
             return None
         if self._composes:
             text = unicodedata.normalize("NFC", text)
-        return_free_memory()  # of a body, which was decoded, rendered and copied on its way here
+        return_free_memory()  # left behind by decoding, rendering and copying the request's body
         found = _Ids(sum(map(len, frame)) + _MOST_CHAR_BYTES * len(text))
         found.extend(frame[0])
         begin, before = 0, None
@@ -110,8 +110,8 @@ class WindowEncoder:
 class _Ids:
     """Token ids that take four bytes each.
 
-    Room for the most is reserved at the start, and takes no memory before it is written to. A list that grows is
-    copied now and then, and takes twice the memory meanwhile.
+    Room for the maximum is reserved at the start, and takes no memory before it is written to. A growing list would
+    be copied from time to time, with twice the memory meanwhile.
     """
 
     def __init__(self, most: int) -> None:
@@ -119,12 +119,12 @@ class _Ids:
         self._size = 0
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add some behind those that are there."""
+        """Append some ids."""
         self._room[self._size : self._size + len(ids)] = ids
         self._size += len(ids)
 
     def view(self) -> Sequence[int]:
-        """Return those that are there."""
+        """Return all ids."""
         return self._room[: self._size].data
 
 
@@ -134,26 +134,26 @@ class _Window:
 
     ids: list[int]
     words: list[int | None]
-    """Number of the word that each token is of."""
+    """Index of the word of each token."""
     ends: list[int]
-    """Where each token ends, in bytes of the content."""
+    """End of each token, in bytes of the content."""
     content: bytes
 
     def from_word(self) -> _Rest | None:
-        """Return what follows the last word boundary before the margin; None where there is none."""
+        """Return the tokens from the last word boundary before the margin on; None if there is no boundary."""
         most = len(self.content) - _MARGIN_BYTES
         for cut in range(len(self.ids) - 1, 0, -1):
             if self.ends[cut - 1] <= most and self.words[cut] != self.words[cut - 1]:
-                # the last word may go on, and what stands before it may depend on it
+                # the last word may continue beyond the window, and the word before may depend on it
                 last = self.words.index(self.words[-1])
                 usable = self.words.index(self.words[last - 1]) if last > cut else cut
                 return self._rest(cut, usable, self.ends[cut - 1], is_word=True)
         return None
 
     def within_word(self) -> _Rest | None:
-        """Return what follows a character near the end, before the margin; None where the window is too short."""
+        """Return the tokens from a character before the margin on; None if the window is too short."""
         first, most = len(self.content) - _OVERLAP_BYTES, len(self.content) - _MARGIN_BYTES
-        # where a token ends, tokens of a run go on in step; where none ends with a character, any character may do
+        # prefer the end of a token, where tokens of a run stay aligned; if none ends with a character, take any one
         begins = (*reversed(self.ends[: bisect.bisect_right(self.ends, first)]), *range(max(0, first), most))
         begin = next((place for place in begins if self.content[place] & 0xC0 != 0x80), 0)
         cut = bisect.bisect_left(self.ends, begin) + 1
@@ -170,18 +170,18 @@ class _Rest:
     """Tokens that the next window should have, too."""
 
     cut: int
-    """Number of the first of them in their window."""
+    """Index of the first of them in their window."""
     begin: int
-    """Where the next window begins, in bytes of this one."""
+    """Begin of the next window, in bytes of this one."""
     ids: list[int]
     starts: list[int]
     ends: list[int]
-    """In bytes of the next window."""
+    """Ends in bytes of the next window."""
     is_word: bool
-    """Whether they begin a word; else they are within one, and the next window may find others at first."""
+    """Whether they begin a word; otherwise they lie within one, and the next window may begin with other tokens."""
 
     def go_on(self, window: _Window, found: _Ids) -> int | None:
-        """Add tokens up to one that the window has, too; return the window's token behind it, None if there is none."""
+        """Append tokens up to one that both windows have; return the index of the window's token behind it, or None."""
         if self.is_word:
             return 0 if window.ids[: len(self.ids)] == self.ids else None
         mine = theirs = 0
@@ -210,7 +210,7 @@ def _merges_pairs(raw: RawTokenizer) -> bool:
 
 
 def _forgets_what_it_read(raw: RawTokenizer) -> bool:
-    """Return whether words do not depend on what stands before the one they follow."""
+    """Return whether words do not depend on the text before the preceding word."""
     if raw.pre_tokenizer is None:
         return True
     waiting: list[dict[str, Any]] = [json.loads(raw.pre_tokenizer.__getstate__())]

@@ -1,7 +1,7 @@
-"""How a text is cut into words before byte-level BPE, by `tokenizer.ggml.pre`: the rules of llama.cpp.
+"""Rules for splitting a text into words before byte-level BPE, by `tokenizer.ggml.pre`, as in llama.cpp.
 
-They are in its src/llama-vocab.cpp. A rule is a list of regular expressions: each cuts all the pieces
-that the ones before have made, at its matches and between them.
+They are in its src/llama-vocab.cpp. A rule is a list of regular expressions. Each splits all pieces left by the ones
+before, at its matches and between them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class WordRule:
-    """How a text is cut into words, within which BPE merges."""
+    """A rule for splitting a text into words, within which BPE merges."""
 
     patterns: tuple[str, ...]
-    """Applied one after the other, each to the pieces of the ones before; a match is a word."""
+    """Regular expressions applied in order, each to the pieces of the ones before; a match is a word."""
     takes_whole_words: bool = False
-    """A word that is a token is that token, whatever the merges say."""
+    """Whether a word that is a token becomes that token, whatever the merges say."""
     adds_bos: bool = False
 
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
-"""What may stand before a word and belongs to it: a space, most of all."""
+"""A character before a word that belongs to it, usually a space."""
 _WORDS = rf"{_BEFORE}\p{{L}}+"
 _LINES = r"\s*[\r\n]+"
 _SPACES = r"\s+(?!\S)|\s+"
@@ -34,12 +34,12 @@ _REST_WITH_SLASHES = rf"{_SIGNS}[\r\n/]*|{_LINES}|{_SPACES}"
 
 
 def _by_case(upper: str, lower: str, ending: str = "") -> str:
-    """Words that end before a capital letter: `camelCase` is two."""
+    """Return a pattern for words that end before a capital letter: `camelCase` is two."""
     return rf"{_BEFORE}{upper}*{lower}+{ending}|{_BEFORE}{upper}+{lower}*{ending}"
 
 
 _UPPER, _LOWER = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
-"""Of letters outside ASCII llama.cpp does not know the case here."""
+"""Letters by case; llama.cpp does not know the case of letters outside ASCII here."""
 _MARKED_UPPER, _MARKED_LOWER = r"[[\p{L}\p{M}]&&[^a-z]]", r"[[\p{L}\p{M}]&&[^A-Z]]"
 _TRUE_UPPER, _TRUE_LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
@@ -57,7 +57,7 @@ _CASED = (
     "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
     "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Letters with a case, of the Unicode that DeepSeek's first tokenizer was made with."""
+"""Letters with a case, from the Unicode version that DeepSeek's first tokenizer was made with."""
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_CASED}]+",
@@ -147,11 +147,11 @@ _RULES: tuple[tuple[WordRule, str], ...] = (
 )
 
 WORD_RULES = {name: rule for rule, names in _RULES for name in names.split()}
-"""By `tokenizer.ggml.pre`. Not here are the names for which llama.cpp has no regular expression, but a function."""
+"""Rule for each `tokenizer.ggml.pre`, except names for which llama.cpp has a function, not regular expressions."""
 
 
 def nearest_names(name: str) -> tuple[str, ...]:
-    """Return the known names that are spelled most like one; all where none is near.
+    """Return the known names that are spelled most like `name`; all names if none is close.
 
     >>> nearest_names("deepseek-v4")
     ('deepseek-v3', 'deepseek-llm', 'deepseek-coder')

@@ -143,7 +143,7 @@ def test_a_first_part_that_is_not_there_is_named(tmp_path: Path) -> None:
     first.unlink()
     for path in (second, gguf_path(str(tmp_path))):
         assert path is not None
-        with pytest.raises(ModelNotFound, match=rf"{first.name}, the first part of a model, is not there\. Download"):
+        with pytest.raises(ModelNotFound, match=rf"{first.name}, the first part of the model, does not exist\. Download"):
             GGUFFile(path)
 
 
@@ -174,7 +174,7 @@ def test_parts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     first, second, *_ = split(tmp_path)
     content = second.read_bytes()
     second.unlink()
-    with pytest.raises(ModelNotFound, match=r"first of \d+ parts, and m-00002-of-\d+\.gguf is not beside it"):
+    with pytest.raises(ModelNotFound, match=r"first of \d+ parts, but m-00002-of-\d+\.gguf is missing"):
         GGUFFile(first)
     second.write_bytes(first.read_bytes())
     with pytest.raises(CorruptCheckpoint, match=r"split.no must be 1, as the file's name says, found 0"):
@@ -185,7 +185,7 @@ def test_parts_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         GGUFFile(first)
     renamed = tmp_path / "other.gguf"
     first.rename(renamed)
-    with pytest.raises(CorruptCheckpoint, match=r"one of \d+ parts .* and its name does not say so"):
+    with pytest.raises(CorruptCheckpoint, match=r"one of \d+ parts .* but its name does not say so"):
         GGUFFile(renamed)
 
 

@@ -287,7 +287,7 @@ def test_nothing_of_a_template_is_computed_before_there_is_a_chat(monkeypatch: p
         (["hello"], r"messages\[0\] must be an object"),
         ([{"role": "user", "content": "a"}, {"content": "x"}], r"messages\[1\] has no role"),
         ([{"role": 5, "content": "x"}], r"messages\[0\] has no role"),
-        ([{"role": "user", "content": b"x"}], r"messages\[0\]\.content is no JSON value"),
+        ([{"role": "user", "content": b"x"}], r"messages\[0\]\.content is not a JSON value"),
         ([{"role": "user", "content": {1: 2}}], r"messages\[0\]\.content has the key 1"),
         ([{"role": "user", "content": json.loads("[" * 200 + "]" * 200)}], "nested more than"),
     ],

@@ -315,7 +315,7 @@ def test_a_file_that_names_no_way_to_cut_words_is_told(
     default = changed("qwen3-f32", tmp_path / "y.gguf", {"tokenizer.ggml.pre": "default"})
     text = "don't x=1 12345 ..."
     assert tokenizer_from_gguf(metadata_of(path)).encode(text) == tokenizer_from_gguf(metadata_of(default)).encode(text)
-    told = [record.message for record in caplog.records if "how a text is cut into words" in record.message]
+    told = [record.message for record in caplog.records if "how a text is split into words" in record.message]
     assert len(told) == 1
     assert told[0].startswith("x.gguf")
 
@@ -397,7 +397,7 @@ def test_what_cannot_work_is_refused(
 
 def test_scores_have_an_order(tmp_path: Path) -> None:
     path = changed("llama-f32", tmp_path / "x.gguf", {"tokenizer.ggml.scores": [float("nan")] * 384})
-    with pytest.raises(CorruptCheckpoint, match="scores has a score that is no number"):
+    with pytest.raises(CorruptCheckpoint, match="scores has a score that is not a number"):
         tokenizer_from_gguf(metadata_of(path))
 
 

@@ -136,7 +136,7 @@ def test_no_name_in_a_template_leads_to_its_counter(source: str, text: str) -> N
         ("{{ raise_exception(messages[0].content * 400000) }}", "(800000 characters)"),
         ("{{ raise_exception('\\x1b[31mred') }}", "conversation: \\x1b[31mred"),
         ("{{ raise_exception('a\\nb') }}", "conversation: a b"),
-        ("{{ 'x'.encode('idna') }}", "it asks for a file, which no template is given."),
+        ("{{ 'x'.encode('idna') }}", "it asks for a file and can read none."),
         ("{{ ('9' * 4000) | int ** 60 }}", "a number has more than 4300 digits"),
         ("{{ " + "9" * 5000 + " }}", "a number has more than 4300 digits"),
         ("{{ '%c' % 1114112 }}", "not in range"),
