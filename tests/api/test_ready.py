@@ -56,5 +56,5 @@ def test_the_next_start_takes_what_the_first_one_packed(tmp_path: Path) -> None:
     kept.write_bytes(kept.read_bytes()[:-1])
     with serving("--packed-cache", str(tmp_path), "--quantization", "int4") as server:
         answers.append(server.http.post("/v1/completions", json=asked).json()["choices"][0]["text"])
-        assert f"{kept} cannot be used (it is cut short, or no such file); it is made anew" in server.stderr
+        assert f"{kept} cannot be used (it is cut short, or not a cache file) and is made again" in server.stderr
     assert len(set(answers)) == 1

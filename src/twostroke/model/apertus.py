@@ -1,4 +1,4 @@
-"""Apertus (arXiv:2509.14233): Llama with norms of q and k, and an MLP without a gate whose activation is learned."""
+"""Apertus (arXiv:2509.14233): Llama with norms of q and k, and an MLP without a gate and with a learned activation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import Llama, LlamaLayer
 
 _LINEAR = 0.5
-"""The linear share of every xIELU."""
+"""Factor of the linear term of every xIELU."""
 _ALPHAS = ("activation.alpha_p", "activation.alpha_n")
 
 
@@ -43,5 +43,5 @@ class Apertus(Llama):
 
     @classmethod
     def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
-        """Llama's, and the two numbers of the activation."""
+        """Return Llama's parameters and the two numbers of the activation."""
         return super().layer_parameters(config, layer_id) | {name: Parameter((1,), is_wide=True) for name in _ALPHAS}

@@ -1,13 +1,14 @@
 """A model folder on disk: finding it, its config files, and the tensors in its safetensors files by name.
 
-The tensors of the text model within a checkpoint that reads images too, by the names that they have in one of text.
+Tensor names are converted to those of a text-only checkpoint, also for models that read images and for older
+architectures:
 
 model.language_model.layers.0.mlp.up_proj.weight   ─► model.layers.0.mlp.up_proj.weight
 language_model.model.norm.weight                   ─► model.norm.weight
 vision_tower.encoder.layers.0.layer_norm1.weight   ─► none: a request with images is refused
-embed_out.weight                                   ─► lm_head.weight: GPT-NeoX's first name of it
-h.0.attn.c_attn.weight                             ─► transformer.h.0.attn.c_attn.weight: GPT-2's and BLOOM's
-transformer.h.0.ln_mlp.weight                      ─► transformer.h.0.post_attention_layernorm.weight: Falcon 40B's
+embed_out.weight                                   ─► lm_head.weight: the older name in GPT-NeoX
+h.0.attn.c_attn.weight                             ─► transformer.h.0.attn.c_attn.weight: GPT-2 and BLOOM
+transformer.h.0.ln_mlp.weight                      ─► transformer.h.0.post_attention_layernorm.weight: Falcon 40B
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TOWERS = ("vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.",
 
 
 def text_name(name: str) -> str | None:
-    """Return a tensor's name in a checkpoint of text alone; None: the text model does not have it.
+    """Return a tensor's name in a text-only checkpoint; None: the text model does not have it.
 
     >>> text_name("language_model.lm_head.weight"), text_name("model.visual.merger.norm.weight")
     ('lm_head.weight', None)
@@ -67,7 +68,7 @@ _CONSTANTS = (
 
 
 def is_constant(name: str) -> bool:
-    """Whether a tensor is no weight: the causal masks in old checkpoints of GPT, and what all xIELUs have in common.
+    """Return whether a tensor is not a weight: causal masks in old GPT checkpoints, and constants common to all xIELUs.
 
     >>> is_constant("transformer.h.0.attn.bias"), is_constant("transformer.h.0.attn.c_attn.bias")
     (True, False)
@@ -81,7 +82,10 @@ _OF_KV = re.compile(
 
 
 def is_unread_kv(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor, by its name in a checkpoint or a GGUF file, makes K and V that its layer takes from another."""
+    """Return whether a tensor projects K or V in a layer that uses the K and V of another layer.
+
+    `name` is the name in a checkpoint or a GGUF file.
+    """
     found = _OF_KV.fullmatch(name)
     layer_id = -1 if found is None else int(found["layer"])
     return 0 <= layer_id < config.num_layers and config.layers[layer_id].kv_source is not None
@@ -91,9 +95,10 @@ _OF_A_LAYER = re.compile(r"(?:model\.layers|blk)\.(?P<layer>\d+)\..+")
 
 
 def is_of_prediction(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor, by its name in a checkpoint or a GGUF file, is of a layer behind the last one, or of ERNIE's.
+    """Return whether a tensor belongs to multi-token prediction, which is not read.
 
-    Such layers predict further tokens (multi-token prediction) and are not read.
+    Those are layers behind the last one, and ERNIE's tensors of that kind. `name` is the name in a checkpoint or a
+    GGUF file.
     """
     found = _OF_A_LAYER.fullmatch(name)
     is_behind = found is not None and int(found["layer"]) >= config.num_layers
@@ -104,25 +109,25 @@ log = get_logger(__name__)
 
 _EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
 MAX_JSON_BYTES = 64 * 2**20
-"""Of a config or an index. The index of a thousand layers has a few megabytes."""
+"""Maximum size of a config or an index. The index of a thousand layers has a few megabytes."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
-"""The same weights a second time, in the format of the model's makers."""
+"""Copies of the same weights in the format of the model's makers."""
 _MAX_NAME_BYTES = 255
-"""Of a file, on the systems that there are; a longer one is an error of the system's wherever it is looked for."""
+"""Maximum length of a file name on common systems; the system reports an error for a longer one."""
 _MOST_CHARACTERS = 240
-"""Of what the hub's client says, which may be a page."""
+"""Maximum length of a quoted message of the hub's client, which may be a whole page."""
 
 
 def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
-    """The local folder of a model given as a folder, a hub id (fetched once and then kept) or "embedded".
+    """Return the local folder of a model given as a folder, a hub id (fetched once and then kept) or "embedded".
 
     Args:
-        model: what the user wrote.
-        with_weights: False fetches what a tokenizer needs only.
+        model: the model as the user gave it.
+        with_weights: False fetches only the files that a tokenizer needs.
 
     Raises:
-        ModelNotFound: no such folder, and the hub does not have it or cannot be reached.
+        ModelNotFound: there is no such folder, and the hub does not have it or cannot be reached.
     """
     path = _EMBEDDED if model == "embedded" else local_path(model)
     if path.is_dir():
@@ -136,9 +141,9 @@ def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
     left_out = _HUB_FILES_LEFT_OUT if with_weights else [*_HUB_FILES_LEFT_OUT, "*.safetensors"]
     try:
         path = Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=left_out))
-    except Exception as error:  # the hub client raises a dozen unrelated types for "no network" and "no such model"
+    except Exception as error:  # the hub client raises many unrelated types for "no network" and "no such model"
         raise ModelNotFound(
-            f"there is no folder {model!r}, and the hub did not deliver it ({_shortened(reason_of(error))}). "
+            f"there is no folder {model!r}, and it could not be fetched from the hub ({_shortened(reason_of(error))}). "
             "Check the name and the network, or download the model and give its folder."
         ) from error
     if not any((path / name).is_file() for name in ("config.json", "tokenizer.json")):
@@ -154,12 +159,12 @@ def _shortened(text: str) -> str:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads config.json.
+    """Read config.json of a folder.
 
     Raises:
         ModelNotFound: the folder has no config.json.
-        CorruptCheckpoint: a file is no JSON, or its numbers contradict each other.
-        UnsupportedModel: it asks for what is not implemented.
+        CorruptCheckpoint: a file is not JSON, or its numbers contradict each other.
+        UnsupportedModel: the config needs a feature that is not implemented.
     """
     config = read_json(folder / "config.json")
     if config is None:
@@ -171,7 +176,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     other = contradicting(read.architecture, config.get("model_type"), ARCHITECTURE_TRAITS)
     if other is not None:
         log.warning(
-            "%s: config.json names the architecture %s, and model_type %s means %s; the model is read as the first",
+            "%s: config.json names the architecture %s, but model_type %s means %s; the architecture is used",
             folder,
             read.architecture,
             name_shown(config["model_type"]),
@@ -182,12 +187,15 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _may_store_head(folder: Path) -> bool:
-    """Whether the files have a head; also where they are absent or cannot be read, which their reader tells."""
+    """Return whether the files have an output head.
+
+    The answer is also True if files are absent or cannot be read; their reader reports that.
+    """
     index = read_json(folder / "model.safetensors.index.json")
     names = [] if index is None else list(_weight_map(index, folder))
     for path in [] if names else [folder / name for name in _files_without_index(folder)]:
         try:
-            if path.is_file():  # opening a pipe would wait for its other end
+            if path.is_file():  # opening a pipe would block
                 with cast(Any, safe_open(path, framework="pt")) as file:
                     names += file.keys()
         except (SafetensorError, OSError):
@@ -206,28 +214,29 @@ def read_json(path: Path) -> dict[str, Any] | None:
         told = f"{path} cannot be read as JSON ({reason_of(error)}). {remedy_for(path)}"
         raise CorruptCheckpoint(told) from error
     if not isinstance(content, dict):
-        raise CorruptCheckpoint(f"{path} holds no JSON object. Download it again.")
+        raise CorruptCheckpoint(f"{path} does not hold a JSON object. Download it again.")
     return content
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, single or sharded; of a model that reads images, those of text."""
+    """The tensors of a folder's safetensors files, single or sharded; of a model that reads images, only the text
+    model's."""
 
     def __init__(self, folder: Path) -> None:
-        """Opens the files and reads their headers.
+        """Open the files and read their headers.
 
         Raises:
             ModelNotFound: there are no safetensors files.
-            CorruptCheckpoint: a file is missing, truncated or no safetensors file, or the index disagrees.
+            CorruptCheckpoint: a file is missing, truncated or not a safetensors file, or the index disagrees.
         """
         self.path = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.types: dict[str, str] = {}
-        """As safetensors spells them: F32, BF16, I32 ..."""
+        """Types in safetensors' spelling: F32, BF16, I32 ..."""
         self._file_of: dict[str, tuple[WeightFile, int]] = {}
-        """For each tensor, its file and where it begins there."""
+        """For each tensor, its file and its first byte there."""
         self._home_of: dict[str, str] = {}
-        """Names of files, by the names there."""
+        """Name of the file of each tensor, by the tensor's name in the file."""
         skipped: list[str] = []
         index = read_json(folder / "model.safetensors.index.json")
         if index is not None:
@@ -247,22 +256,22 @@ class Checkpoint:
 
         if skipped:
             log.warning(
-                "%s: %d tensors that are not of text are not loaded: %s", folder, len(skipped), shorten(skipped, 2)
+                "%s: %d tensors outside the text model are not loaded: %s", folder, len(skipped), shorten(skipped, 2)
             )
 
     def _open(self, path: Path, skipped: list[str]) -> None:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for its other end
-            raise CorruptCheckpoint(f"{path} is no file. Download it again.")
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise CorruptCheckpoint(f"{path} is not a regular file. Download it again.")
         try:
             content = WeightFile(path)
-            file: Any = safe_open(path, framework="pt")  # checks what it says of its tensors; they are read by us
+            file: Any = safe_open(path, framework="pt")  # validates the header; tensors are read by WeightFile
             places = _places(content)
             for name in file.keys():  # noqa: SIM118  a handle, not a mapping
                 header = file.get_slice(name)
                 if name in self._home_of:
                     both = f"{self._home_of[name]} and {path.name}"
                     raise CorruptCheckpoint(
-                        f"{path.parent}: {name_shown(name)} is in {both}. Remove the file that is no part."
+                        f"{path.parent}: {name_shown(name)} is in {both}. Remove the file that is not the model's."
                     )
                 self._home_of[name] = path.name
                 if is_constant(name):
@@ -272,7 +281,7 @@ class Checkpoint:
                     skipped.append(name)
                     continue
                 if ours in self.shapes:
-                    raise CorruptCheckpoint(f"{path.parent}: {name_shown(ours)} is there twice, under two names.")
+                    raise CorruptCheckpoint(f"{path.parent}: {name_shown(ours)} is stored under two names.")
                 self.shapes[ours], self.types[ours] = tuple(header.get_shape()), header.get_dtype()
                 self._file_of[ours] = content, places[name]
         except (SafetensorError, OSError) as error:
@@ -280,14 +289,14 @@ class Checkpoint:
             raise CorruptCheckpoint(told) from error
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """One tensor, or some rows of it, in the type it is stored in: a copy.
+        """Return a copy of a tensor, or of some of its rows, in its stored type.
 
         Raises:
-            CorruptCheckpoint: its bytes cannot be read, or are of a type that torch does not have.
+            CorruptCheckpoint: its bytes cannot be read, or their type does not exist in torch.
         """
         (file, begin), shape, kind = self._file_of[name], self.shapes[name], self.types[name]
         if kind not in _TYPES:
-            raise CorruptCheckpoint(f"{file.path}: {name_shown(name)} is {kind}; read are {', '.join(_TYPES)}.")
+            raise CorruptCheckpoint(f"{file.path}: {name_shown(name)} has type {kind}; known: {', '.join(_TYPES)}.")
         dtype = _TYPES[kind]
         first, end, _ = rows.indices(shape[0]) if shape else (0, 1, 1)
         num_rows, of_row = max(0, end - first), shape[1:]
@@ -297,7 +306,7 @@ class Checkpoint:
 
 
 def _places(file: WeightFile) -> dict[str, int]:
-    """Return where each tensor begins; the header was found right."""
+    """Return the first byte of each tensor; the header must be valid."""
     size = int.from_bytes(file.read(0, _LENGTH_BYTES, "the length of the header").tobytes(), "little")
     header = json.loads(file.read(_LENGTH_BYTES, size, "the header").tobytes())
     begin = _LENGTH_BYTES + size
@@ -328,11 +337,12 @@ _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def _files_without_index(folder: Path) -> list[str]:
-    """Return the files of a model that has no index: its only one, or its numbered ones. Others beside these (Mistral's
-    own format, adapters, copies) are no part of the model.
+    """Return the weight files of a model without an index: its single file, or its numbered ones.
+
+    Other files beside these (Mistral's own format, adapters, copies) do not belong to the model.
 
     Raises:
-        CorruptCheckpoint: a numbered one is missing.
+        CorruptCheckpoint: a numbered file is missing.
     """
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if "model.safetensors" in names:
@@ -343,12 +353,12 @@ def _files_without_index(folder: Path) -> list[str]:
         wanted = (f"model-{number:05}-of-{shard[2]}.safetensors" for number in range(1, count + 1))
         absent = next((other for other in wanted if other not in shards), None)
         if absent is not None:
-            raise CorruptCheckpoint(f"{folder}: {name} is one of {count} files, and {absent} is missing. Download it.")
+            raise CorruptCheckpoint(f"{folder}: {name} is one of {count} files, but {absent} is missing. Download it.")
     return list(shards) or names
 
 
 def _without(path: Path, error: Exception) -> str:
-    """Return what the library says, without the path that it repeats."""
+    """Return the library's message without the path at its end."""
     return str(error).removesuffix(f": {path}")
 
 
@@ -357,7 +367,7 @@ def _weight_map(index: dict[str, Any], folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict):
         raise CorruptCheckpoint(f"{folder}: model.safetensors.index.json has no weight_map. Download it again.")
     for name, file_name in cast(dict[str, Any], weight_map).items():
-        # the folder's own files: a path would let a download read anything on this machine
+        # only names of files in the folder: a path would let a checkpoint read any file of this machine
         if not _is_weight_file_name(file_name):
             raise CorruptCheckpoint(
                 f"{folder}: weight_map in model.safetensors.index.json gives {shown(file_name)} for {shorten([name])}; "
@@ -373,6 +383,6 @@ def _is_weight_file_name(name: object) -> bool:
 
 
 def companion(folder: Path, kind: str) -> Path | None:
-    """What comes with a model to draft for it (a folder named `kind`); None where nothing does."""
+    """Return the folder `kind` with a drafter that comes with the embedded model; None if there is none."""
     path = folder / kind
     return path if folder == _EMBEDDED and path.is_dir() else None

@@ -1,4 +1,4 @@
-"""DecoderModel: what every architecture offers to the runner, and what it is built from."""
+"""DecoderModel: the interface of every architecture to the runner, and the types that a model is built from."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from twostroke.layers.row_split import RowSplit
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The shape of one tensor of a model."""
+    """The shape and kind of one tensor of a model."""
 
     rows: tuple[int, ...]
-    """Rows of each part that is laid under the others; a checkpoint may keep the parts apart or together."""
+    """Rows of each part; parts are stacked, and a checkpoint may store them separately or together."""
     columns: int | None = None
-    """None for a vector."""
+    """Columns of a matrix; None for a vector."""
     is_split: bool = False
-    """Whether each rank has only its share of the rows of each part (layers/row_split.py)."""
+    """Whether each rank has only some of the rows of each part (layers/row_split.py)."""
     rows_together: int = 1
-    """Rows of a part that a rank has all or none of: those of a head."""
+    """Rows of a part that stay on one rank, for example those of a head."""
     is_gated: bool = False
     """Whether it is packed for a gated product (`pack_gated`)."""
     is_wide: bool = False
@@ -36,21 +36,21 @@ class Parameter:
     is_table: bool = False
     """Whether its rows are only looked up."""
     is_router: bool = False
-    """Whether it belongs to a router or to the gate of a shared expert. It stays in float32, whole on every rank."""
+    """Whether it routes (a router, the gate of a shared expert); it stays in float32, whole on every rank."""
     num_copies: int = 1
-    """How often it is kept, of all ranks together: for each head, say."""
+    """Number of copies kept on all ranks together, for example one per head."""
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape(sum(self.rows)))
 
     def shape(self, num_rows: int) -> tuple[int, ...]:
-        """Of `num_rows` of its rows."""
+        """Return the shape of `num_rows` of its rows."""
         return (num_rows,) if self.columns is None else (num_rows, self.columns)
 
     def own_rows(self, num_rows: int, own: Callable[[int], range]) -> range:
-        """The rows that a rank has of a part with `num_rows`.
+        """Return the rows that a rank has of a part with `num_rows` rows.
 
         >>> Parameter((32, 8, 8), 64, is_split=True, rows_together=8).own_rows(32, lambda num: range(num // 2))
         range(0, 16)
@@ -63,24 +63,25 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and with what a model runs."""
+    """Operators, dtype, device and ranks that a model runs with."""
 
     operators: Operators
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    """Positions the rotary tables are made for."""
+    """Number of positions in the rotary tables."""
     split: RowSplit = field(default_factory=RowSplit)
-    """Of the rows of matrices over ranks."""
+    """Split of matrix rows over ranks."""
 
 
 class DecoderModel(ABC):
     """A decoder over paged KV. Rows are independent: a token's result has the same bits in every batch."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
-        """Subclasses build their layers, and keep of the weights what they do not pack.
+        """Build the common parts. Subclasses build their layers and keep weights that are not packed.
 
-        Vectors and tables are tensors; a matrix of a product is what `pack_linear` takes (kernels.interface.Weight).
+        Vectors and tables are tensors; a matrix of a product has a type that `pack_linear` takes
+        (kernels.interface.Weight).
         """
         del weights
         self.config = config
@@ -90,22 +91,23 @@ class DecoderModel(ABC):
         self.attention = AttentionOperators.of(
             placement.operators, self.num_heads, kv, placement.dtype, placement.device
         )
-        """The operators that steps are planned for."""
+        """The attention operators that plan steps."""
         self.reads_counts = False
-        """Whether the host reads in a pass how many rows each expert has; then it cannot be recorded."""
+        """Whether the host reads the number of rows per expert during a pass, which then cannot be recorded as a CUDA
+        graph."""
         self.key_means: Mapping[int, Tensor] = {}
         """Mean keys by layer, [num_kv_heads of all ranks, head_dim]; empty until `center_keys` is called."""
 
     @classmethod
     @abstractmethod
     def parameters(cls, config: ModelConfig) -> dict[str, Parameter]:
-        """Every tensor the model is built from, by our name, `.weight` or `.bias` last."""
+        """Return every tensor the model is built from, by our name, which ends in `.weight` or `.bias`."""
 
     @abstractmethod
     def embed(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Token ids and positions [num_tokens] int64 to hidden states [num_tokens, hidden_size].
+        """Return hidden states [num_tokens, hidden_size] for token ids and positions [num_tokens] int64.
 
-        Without positions, their embeddings are left out where a model has some.
+        Without positions, a model that has position embeddings does not add them.
         """
 
     @abstractmethod
@@ -118,36 +120,36 @@ class DecoderModel(ABC):
         kv: KVTensors,
         features: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """Runs some consecutive layers over hidden states [num_tokens, hidden_size], which may be changed.
+        """Run some consecutive layers over hidden states [num_tokens, hidden_size], which may be modified in place.
 
-        The inputs of layers that `features` names are copied to the tensors there, of the same shape.
+        The inputs of the layers in `features` are copied to the tensors given there, which have the same shape.
         """
 
     @abstractmethod
     def center_keys(self, means: Mapping[int, Tensor]) -> None:
-        """Store quantized keys of these layers less their means from now on; see Attention.
+        """Store quantized keys of these layers minus their means from now on (layers.attention.Attention).
 
         Args:
-            means: by layer, [num_kv_heads, head_dim], the heads of all ranks.
+            means: [num_kv_heads of all ranks, head_dim], by layer.
         """
 
     @abstractmethod
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """What stands between the last layer that runs and the logits. [num_tokens, hidden_size]"""
+        """Apply the operations between the last layer and the logits. [num_tokens, hidden_size]"""
 
     @abstractmethod
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Final-normed hidden states [num_rows, hidden_size] to logits [num_rows, vocab_size], float32."""
+        """Return float32 logits [num_rows, vocab_size] for final-normed hidden states [num_rows, hidden_size]."""
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionMetadata, kv: KVTensors) -> Tensor:
-        """One pass over a flat batch.
+        """Run one pass over a flat batch.
 
         Args:
             input_ids: [num_tokens] int64.
             positions: [num_tokens] int64, absolute.
-            attention: the step.
-            kv: the KV storage; receives the step's K and V.
+            attention: metadata of the step.
+            kv: the KV storage, which receives the step's K and V.
 
         Returns:
             Final-normed hidden states [num_tokens, hidden_size].
@@ -165,17 +167,17 @@ class DecoderModel(ABC):
         kv: KVTensors,
         feature_layers: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """The same pass, which also hands out what it gives some layers to read.
+        """Run the pass of `forward`, and also return the inputs of some layers.
 
         Args:
-            input_ids: as for `forward`; so are positions, attention and kv.
-            positions: see there.
-            attention: see there.
-            kv: see there.
-            feature_layers: which layers, rising.
+            input_ids: [num_tokens] int64.
+            positions: [num_tokens] int64, absolute.
+            attention: metadata of the step.
+            kv: the KV storage, which receives the step's K and V.
+            feature_layers: ascending indices of the layers whose inputs are returned.
 
         Returns:
-            Final-normed hidden states [num_tokens, hidden_size], and side by side the inputs of `feature_layers`,
+            Final-normed hidden states [num_tokens, hidden_size], and the concatenated inputs of `feature_layers`,
             [num_tokens, len(feature_layers) x hidden_size].
         """
         hidden = self.embed(input_ids, positions)

@@ -1,4 +1,4 @@
-"""A folder with a head that drafts: its config.json, and its few tensors by name."""
+"""A folder with a drafting head: its config.json, and its few tensors by name."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from twostroke.errors import CorruptCheckpoint, ModelNotFound
 from twostroke.model.checkpoint import Checkpoint, read_json
 
 _PICKLES = ("medusa_lm_head.pt", "pytorch_model.bin")
-"""As some are published; only tensors are taken from them, nothing in them is run."""
+"""Pickle files in which some heads are published; only tensors are loaded from them, no code is run."""
 
 
 class DraftFolder:
-    """Opened, with its names and shapes known.
+    """A folder with a drafting head, opened, with tensor names and shapes known.
 
     Raises:
-        ModelNotFound: no config.json, or no tensors.
-        CorruptCheckpoint: a file that cannot be read.
+        ModelNotFound: there is no config.json, or there are no tensors.
+        CorruptCheckpoint: a file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         config = read_json(path / "config.json")
         if config is None:
-            raise ModelNotFound(f"{path} has no config.json; it holds no heads that draft.")
+            raise ModelNotFound(f"{path} has no config.json, so it holds no drafting heads.")
         self.config: dict[str, Any] = config
         self._pickled = self._read_pickle()
         self._checkpoint = None if self._pickled is not None else Checkpoint(path)
@@ -42,10 +42,10 @@ class DraftFolder:
         )
 
     def tensor(self, name: str) -> Tensor:
-        """One of `shapes`.
+        """Return one of the tensors in `shapes`.
 
         Raises:
-            CorruptCheckpoint: one of its numbers is not finite: it would never guess anything.
+            CorruptCheckpoint: a number is not finite, so that no draft would ever be accepted.
         """
         if self._pickled is not None:
             tensor = self._pickled[name]
@@ -57,17 +57,17 @@ class DraftFolder:
         return tensor
 
     def count(self, name: str, default: int | None = None) -> int:
-        """A whole number of config.json."""
+        """Return a whole number of config.json."""
         return count(self.config, name, default)
 
     def check_counts(self, expected: Mapping[str, int], why: str) -> None:
-        """Raises CorruptCheckpoint where config.json says another number; where it says none, shapes tell."""
+        """Raise CorruptCheckpoint if config.json has another number; an absent number is not checked here."""
         for name, number in expected.items():
             if self.count(name, number) != number:
                 raise CorruptCheckpoint(f"{self.path}: config.json has a {name} of {self.count(name)}{why}.")
 
     def check_shape(self, name: str, expected: tuple[int | None, ...], why: str = "") -> None:
-        """Raises CorruptCheckpoint for a tensor that is missing or of another shape; None takes any size."""
+        """Raise CorruptCheckpoint if a tensor is missing or has another shape; None in `expected` allows any size."""
         found = self.shapes.get(name)
         if found is None:
             raise CorruptCheckpoint(f"{self.path} has no tensor {name!r}.")
@@ -81,8 +81,8 @@ class DraftFolder:
             return None
         try:
             found: Any = torch.load(paths[0], map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a file that is no pickle of tensors makes of it
+        except Exception as error:  # a file that is not a pickle of tensors may raise anything
             raise CorruptCheckpoint(f"{paths[0]} cannot be read as tensors ({error}). Download it again.") from error
         if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in cast(dict[str, Any], found).values()):
-            raise CorruptCheckpoint(f"{paths[0]} holds no tensors by name. Download it again.")
+            raise CorruptCheckpoint(f"{paths[0]} does not hold tensors by name. Download it again.")
         return cast(dict[str, Tensor], found)

@@ -27,12 +27,13 @@ _LAYER = {
 
 
 def feature_layers(num_layers: int) -> tuple[int, int, int]:
-    """The target's layers whose inputs the head is given: a low, a middle and a high one, as published heads expect."""
+    """Return the target's layers whose inputs the head reads: a low, a middle and a high one, as published heads
+    expect."""
     return 2, num_layers // 2, num_layers - 3
 
 
 class EagleHead:
-    """At position p, the target's features of p and the embedding of token p + 1 make a guess of token p + 2.
+    """EAGLE-3 head: from the target's features at position p and the embedding of token p + 1 it drafts token p + 2.
 
     ```
     features of p, 3 x hidden ──fc──► h ──norm──┐
@@ -40,16 +41,16 @@ class EagleHead:
     embedding of token p + 1 ─────────────norm──┘
     ```
 
-    Behind the tokens that the target has read, y of one position stands for the features of the next.
+    At positions that the target has not computed, y of one position replaces the features of the next.
     """
 
     def __init__(self, folder: DraftFolder, target: DecoderModel, placement: Placement) -> None:
-        """Reads the head."""
+        """Read the head's weights."""
         self.config = config = eagle_config(folder)
         self._target = target
         operators, (spec,) = placement.operators, config.layers
         self.attention = AttentionOperators.of(operators, spec.num_heads, (spec.kv,), placement.dtype, placement.device)
-        """The operators that its passes are planned for."""
+        """The attention operators that plan the head's passes."""
 
         def read(name: str) -> Tensor:
             return folder.tensor(name).to(placement.dtype).to(placement.device)
@@ -65,7 +66,7 @@ class EagleHead:
         self._lm_head = operators.pack_linear(read("lm_head.weight"), None)
         self._embedding = read("embed_tokens.weight") if "embed_tokens.weight" in folder.shapes else None
         self._token_ids: Tensor | None = None
-        """Of the target's vocabulary, those the head knows; None: all."""
+        """Ids in the target's vocabulary of the tokens that the head can draft; None: all."""
         if "d2t" in folder.shapes:
             shifts = folder.tensor("d2t").to(torch.int64).to(placement.device)
             self._token_ids = shifts + torch.arange(len(shifts), device=placement.device)
@@ -78,21 +79,21 @@ class EagleHead:
 
     @torch.inference_mode()
     def fused(self, features: Tensor) -> Tensor:
-        """The target's features [num_rows, 3 x hidden_size] to h [num_rows, hidden_size]."""
+        """Return h [num_rows, hidden_size] for the target's features [num_rows, 3 x hidden_size]."""
         return self._fc(features)
 
     @torch.inference_mode()
     def forward(
         self, h: Tensor, token_ids: Tensor, positions: Tensor, attention: AttentionMetadata, kv: KVTensors
     ) -> Tensor:
-        """A pass.
+        """Run one pass of the head.
 
         Args:
-            h: [num_rows, hidden_size], of the positions.
-            token_ids: int64 [num_rows], each the token behind the position.
+            h: [num_rows, hidden_size] at the positions.
+            token_ids: int64 [num_rows], the token after each position.
             positions: int64 [num_rows].
-            attention: the step.
-            kv: the head's own.
+            attention: metadata of the step.
+            kv: KV storage of the head.
 
         Returns:
             y [num_rows, hidden_size].
@@ -100,14 +101,15 @@ class EagleHead:
         layer = self._layer
         table = self._embedding
         embedded = self._target.embed(token_ids) if table is None else F.embedding(token_ids, table)
-        embedded = embedded[:, : self.config.hidden_size]  # a target may carry more behind the residual stream
+        embedded = embedded[:, : self.config.hidden_size]  # a target may carry more values behind the residual stream
         x = torch.cat((layer.attention_norm(embedded), self._hidden_norm(h)), dim=-1)
         y = layer.output.add_to(h, layer.attend(x, self._rotary(positions), attention, kv))
         return layer.feed_forward.add_to(y, layer.mlp_norm(y))
 
     @torch.inference_mode()
     def logits(self, y: Tensor) -> Tensor:
-        """[num_rows, hidden_size] to float32 [num_rows, vocab_size]; a token that the head does not know has -inf."""
+        """Return float32 logits [num_rows, vocab_size] for y [num_rows, hidden_size]; tokens unknown to the head have
+        -inf."""
         found = self._lm_head(self._norm(y)).float()
         if self._token_ids is None:
             return found
@@ -117,12 +119,12 @@ class EagleHead:
 
 
 def eagle_bytes(folder: DraftFolder, dtype: torch.dtype, sizes: PackedSizes) -> int:
-    """Of the head's floats once they are loaded, by the shapes of its folder.
+    """Return the bytes of the loaded head, from the shapes in its folder.
 
     Args:
-        folder: of the head.
-        dtype: of floats.
-        sizes: of a backend's packing.
+        folder: folder of the head.
+        dtype: type of floats.
+        sizes: packed sizes of a backend.
     """
     total = 0
     packed: dict[str, tuple[str, ...]] = {"fc.weight": ("fc.weight",), "lm_head.weight": ("lm_head.weight",)}
@@ -142,17 +144,18 @@ def eagle_bytes(folder: DraftFolder, dtype: torch.dtype, sizes: PackedSizes) -> 
 
 
 def eagle_config(folder: DraftFolder) -> ModelConfig:
-    """The shape of the head's layer: that of a Llama with one, whatever the folder calls the architecture."""
+    """Return the config of the head's layer, that of a one-layer Llama, whatever architecture the folder names."""
     return ModelConfig.from_hf({**folder.config, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1})
 
 
 def check_eagle(folder: DraftFolder, target: ModelConfig, name: str) -> None:
-    """Refuses a head that was made for another model than the one of that name, or lacks a part.
+    """Raise if a head was made for another model than `target`, or lacks a part.
 
     Raises:
-        CorruptCheckpoint: a tensor is missing or of another size.
+        CorruptCheckpoint: a tensor is missing or has another size.
     """
-    folder.check_shape("fc.weight", (None, None))  # a whole model, say, has none
+    # the clearest error for a folder of another kind, such as a whole model
+    folder.check_shape("fc.weight", (None, None))
     config, hidden = eagle_config(folder), target.hidden_size
     why = f": {name} has hidden states of {hidden} numbers and a vocabulary of {target.vocab_size}"
     (layer,) = config.layers
@@ -186,11 +189,11 @@ def check_eagle(folder: DraftFolder, target: ModelConfig, name: str) -> None:
 
 
 def _check_token_ids(folder: DraftFolder, vocab_size: int) -> None:
-    """The head's tokens are the target's."""
+    """Raise CorruptCheckpoint if the head's tokens are not tokens of the target."""
     shifts = folder.tensor("d2t")
     if shifts.is_floating_point():
         raise CorruptCheckpoint(f"{folder.path}: d2t holds numbers of {shifts.dtype}; token ids are whole numbers.")
     token_ids = shifts.to(torch.int64) + torch.arange(len(shifts))
     low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= vocab_size:
-        raise CorruptCheckpoint(f"{folder.path}: d2t names tokens {low} to {high}, of a vocabulary of {vocab_size}.")
+        raise CorruptCheckpoint(f"{folder.path}: d2t names tokens {low} to {high}; the vocabulary has {vocab_size}.")

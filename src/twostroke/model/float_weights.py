@@ -1,4 +1,4 @@
-"""FloatWeights: the source of a checkpoint whose tensors are the weights."""
+"""FloatWeights: the weight source for checkpoints that are not quantized."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
 class FloatWeights:
-    """A safetensors checkpoint that is not quantized; a WeightSource."""
+    """A safetensors checkpoint that is not quantized. Implements WeightSource."""
 
     quantization = None
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Checks the types.
+        """Check the tensors' types.
 
         Raises:
-            UnsupportedModel: a tensor holds no floats.
+            UnsupportedModel: a tensor is not of a float type.
         """
         self._checkpoint = checkpoint
         check_floats(checkpoint, checkpoint.types, "Quantized weights need quantization_config in config.json.")
@@ -40,10 +40,10 @@ class FloatWeights:
 
 
 def check_floats(checkpoint: Checkpoint, names: Mapping[str, object], remedy: str) -> None:
-    """Refuses tensors of other types than floats.
+    """Raise if one of the named tensors is not of a float type.
 
     Raises:
-        UnsupportedModel: one is; it is named.
+        UnsupportedModel: such a tensor; the error names it.
     """
     for name in names:
         if checkpoint.types[name] not in FLOAT_TYPES:

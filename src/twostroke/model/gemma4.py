@@ -1,5 +1,5 @@
-"""Gemma 4: Llama with heads by kind of layer, K and V of earlier layers, what each token brings to each layer, and
-experts beside an MLP."""
+"""Gemma 4: Llama with different heads per kind of layer, shared K and V, per-layer embeddings, and experts beside an
+MLP."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _EXPERT_NORMS = ("dense_out_norm", "experts_norm", "experts_out_norm")
 
 
 class ExpertsBesideMLP(Experts):
-    """norm(mlp(norm(x))) + norm(experts(norm(x))), each norm with weights of its own; a FeedForward.
+    """A feed-forward block norm(mlp(norm(x))) + norm(experts(norm(x))); every norm has its own weights.
 
-    The router reads x by a norm of its own, too.
+    The router also reads x through its own norm. Implements FeedForward.
     """
 
     def __init__(
         self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement, dense: FeedForward
     ) -> None:
-        """Takes the weights of a layer, and the MLP that stands beside the experts."""
+        """Build the experts and their norms; `dense` is the MLP beside the experts."""
         super().__init__(config, spec, weights, placement)
         self._dense = dense
         self._dense_norm, self._dense_out_norm, self._norm, self._out_norm = (
@@ -49,14 +49,15 @@ class ExpertsBesideMLP(Experts):
 
 
 class Gemma4Layer(LlamaLayer):
-    """Llama's layer times a number of its own; after the MLP, x + norm(up(gelu(gate(x)) * what the token brings))."""
+    """Llama's layer times a learned scalar; after the MLP, x + norm(up(gelu(gate(x)) * the token's per-layer
+    embedding))."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         spec, name = config.layers[layer_id], _projection(config.layers[layer_id])
         own = {f"qkv.{kind}": weights[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in weights}
         super().__init__(config, {**weights, **own}, layer_id, placement)
         if spec.experts is not None:
-            self.mlp_norm = same  # MLP, experts and router read x by norms of their own
+            self.mlp_norm = same  # MLP, experts and router apply their own norms to x
             self.feed_forward = ExpertsBesideMLP(config, spec, weights, placement, self.feed_forward)
             self.reads_counts = self.feed_forward.reads_counts
         self._has_value_projection, self._makes_kv = spec.has_value_projection, spec.kv_source is None
@@ -70,7 +71,7 @@ class Gemma4Layer(LlamaLayer):
             self._input_norm = RMSNorm(input_norm, config.norm_eps, placement.operators)
 
     def head_norm(self, config: ModelConfig, weights: Mapping[str, Any], operators: Operators) -> RMSNorm:
-        """See LlamaLayer; of q alone where K and V are another layer's."""
+        """Return the norm of LlamaLayer, or one of q alone if K and V come from another layer."""
         if "k_norm.weight" in weights:
             return super().head_norm(config, weights, operators)
         q_norm = norm_weight(config, weights["q_norm.weight"])
@@ -84,7 +85,7 @@ class Gemma4Layer(LlamaLayer):
         kv: KVTensors,
         query_scales: Tensor | None = None,
     ) -> Tensor:
-        """See LlamaLayer; x is [num_tokens, hidden_size + what tokens bring to all layers]."""
+        """Run the layer; x is [num_tokens, hidden_size + per-layer embeddings of all layers]."""
         if not self._size:
             return super().forward(x, rotation, attention, kv, query_scales) * self._scalar
         hidden = x[:, : self._hidden_size].contiguous()
@@ -103,7 +104,7 @@ class Gemma4Layer(LlamaLayer):
         kv: KVTensors,
         query_scales: Tensor | None = None,
     ) -> Tensor:
-        del query_scales  # no Gemma has them
+        del query_scales  # Gemma has none
         heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
         if self._makes_kv:
             if not self._has_value_projection:
@@ -115,12 +116,12 @@ class Gemma4Layer(LlamaLayer):
 
 @cache
 def _ones(num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make the weight of a norm that has none, once for all layers."""
+    """Return the weight of a norm without a learned one, made once for all layers."""
     return torch.ones(num_heads, head_dim, dtype=dtype, device=device)
 
 
 def _projection(spec: LayerSpec) -> str:
-    """Name the matrix of what a layer projects of q, k and v."""
+    """Return the name of the matrix that projects q, k and v, or some of them."""
     if spec.kv_source is not None:
         return "q"
     return "qkv" if spec.has_value_projection else "qk"
@@ -129,7 +130,7 @@ def _projection(spec: LayerSpec) -> str:
 class Gemma4(Llama):
     """Llama with Gemma 4's layers.
 
-    Where tokens bring something to each layer, hidden states carry it behind the residual stream, from `embed` to
+    If the model has per-layer embeddings, hidden states carry them behind the residual stream from `embed` to
     `final_norm`: [num_tokens, hidden_size + num_layers * token_input_size].
     """
 

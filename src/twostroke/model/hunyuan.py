@@ -1,7 +1,7 @@
-"""Hunyuan-A13B: sparse layers whose heads of q and k are normed behind their rotation.
+"""Hunyuan-A13B: sparse layers that apply the norm of q and k heads after rotary embedding.
 
-The norm's length does not change with the rotation, but its weights are of the rotated numbers, so neither can be
-moved into the projections before it.
+Rotation does not change a head's RMS, but the norm's weights apply to the rotated values. So the norm cannot be
+moved before the rotation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twostroke.model.sparse import Sparse, SparseLayer
 
 
 class HunYuanLayer(SparseLayer):
-    """A sparse layer with the norm of heads behind the rotation."""
+    """A sparse layer that norms heads after rotary embedding."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         super().__init__(config, weights, layer_id, placement)
@@ -44,6 +44,6 @@ class HunYuanLayer(SparseLayer):
 
 
 class HunYuan(Sparse):
-    """Llama with such layers."""
+    """Llama with Hunyuan's layers."""
 
     layer_class = HunYuanLayer

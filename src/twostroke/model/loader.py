@@ -1,4 +1,4 @@
-"""A source of weights to a model that runs: checks every name and shape first, then reads, converts and packs."""
+"""Loading of a model from a weight source: checks every name and shape first, then reads, converts and packs."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoresRows, W
 log = get_logger(__name__)
 
 _NUMBERS_BEFORE_TRIM = 8 << 20
-"""Numbers of weights between two times that memory is given back; a single expert is too small to ask for it."""
+"""Numbers of weights read between two trims of memory; a single expert is too small to trigger one."""
 
 
 def open_weights(folder: Path, config: ModelConfig, quantization: Quantization | None = None) -> WeightSource:
-    """The weights of a model folder, not read yet.
+    """Return the weights of a model folder, not read yet.
 
     Args:
-        folder: holds the safetensors files.
-        config: of that folder (checkpoint.read_model_config).
-        quantization: what the user asks for.
+        folder: folder with the safetensors files.
+        config: config of that folder (checkpoint.read_model_config).
+        quantization: quantization that the user asks for.
 
     Raises:
         UnsupportedModel: the weights are of a type that is not implemented.
         ModelNotFound: there are no safetensors files.
         CorruptCheckpoint: unreadable files, or packed tensors that contradict each other.
-        SetupError: `quantization` is not what the folder holds, or would quantize a second time.
+        SetupError: `quantization` differs from the folder's, or would quantize a second time.
     """
     try:
         checkpoint = Checkpoint(folder)
     except ModelNotFound as error:
-        remedy = "Download them, or give --load-format dummy: random weights of its shape, to plan and measure."
+        remedy = "Download them, or use --load-format dummy: random weights of the same shape, to plan and measure."
         raise ModelNotFound(f"{error} {remedy}") from error
     source = _as_stored(checkpoint, config.quantization)
     entry = architecture(config.architecture)
@@ -97,7 +97,7 @@ def _as_stored(checkpoint: Checkpoint, stored: StoredQuantization | None) -> Wei
 
 
 def check_quantization(source: WeightSource, asked: Quantization | None) -> None:
-    """Refuses to quantize a second time, and a method that the weights are not of.
+    """Raise if weights would be quantized a second time, or are not stored in the format asked for.
 
     Raises:
         SetupError: `asked` is one of these.
@@ -110,8 +110,8 @@ def check_quantization(source: WeightSource, asked: Quantization | None) -> None
         )
     if asked not in get_args(QuantizationOnLoad):
         raise SetupError(
-            f"quantization={asked}: {source.path} is not quantized like that. Leave it out, or quantize while loading "
-            f"({', '.join(get_args(QuantizationOnLoad))})."
+            f"quantization={asked}: {source.path} is not stored in that format. Leave it out, or quantize while "
+            f"loading ({', '.join(get_args(QuantizationOnLoad))})."
         )
 
 
@@ -124,21 +124,21 @@ def load_model(
     group_size: int = DEFAULT_GROUP_SIZE,
     cache: PackedCache | None = None,
 ) -> DecoderModel:
-    """Loads a model.
+    """Load a model.
 
     Args:
-        source: of the weights.
-        config: of the same model.
-        placement: where and with what it runs; stored floats are converted to its type.
-        quantization: of float weights that are multiplied; None keeps them in the placement's type.
-        group_size: weights to a scale, for int4.
-        cache: keeps what is packed; None: nothing is kept.
+        source: source of the weights.
+        config: config of the same model.
+        placement: operators, dtype, device and ranks; stored floats are converted to its dtype.
+        quantization: quantization of float matrices that are multiplied; None keeps them in the placement's dtype.
+        group_size: weights per scale, for int4.
+        cache: keeps the packed weights; None: nothing is kept.
 
     Raises:
         UnsupportedModel: the architecture or the layout of a weight is not implemented.
-        CorruptCheckpoint: unreadable files, or what `check_weights` refuses. Also NaN or infinity in a tensor.
-        InvalidParameter: what `check_weights` refuses.
-        SetupError: weights too large for the placement's type.
+        CorruptCheckpoint: unreadable files, errors of `check_weights`, or NaN or infinity in a tensor.
+        InvalidParameter: errors of `check_weights`.
+        SetupError: weights too large for the placement's dtype.
     """
     start_s = time.perf_counter()
     kind, parameters, parts = model_class(config.architecture), parameters_of(config), parts_of(config)
@@ -168,13 +168,13 @@ def load_model(
 def check_weights(
     source: WeightSource, config: ModelConfig, quantization: Quantization | None, group_size: int = DEFAULT_GROUP_SIZE
 ) -> None:
-    """Everything that can be refused before the first weight is read.
+    """Make all checks that are possible before the first weight is read.
 
     Args:
-        source: of the weights.
-        config: of the same model.
-        quantization: of float weights that are multiplied; None keeps them.
-        group_size: weights to a scale, for int4.
+        source: source of the weights.
+        config: config of the same model.
+        quantization: quantization of float matrices that are multiplied; None keeps them.
+        group_size: weights per scale, for int4.
 
     Raises:
         CorruptCheckpoint: tensors that are missing, extra or misshapen; all of them are named.
@@ -189,24 +189,24 @@ def check_weights(
 
 
 def multiplied_parts(config: ModelConfig) -> set[str]:
-    """Checkpoint names of the matrices that are multiplied: what quantizing is about."""
+    """Return checkpoint names of the matrices that are multiplied, which quantization applies to."""
     parts = parts_of(config)
     multiplied = (name for name, one in parameters_of(config).items() if is_multiplied(name, config, one))
     return {part for name in multiplied for part in parts[name]}
 
 
 def router_parts(config: ModelConfig) -> set[str]:
-    """Checkpoint names of routers and of gates of shared experts, which stay floats beside quantized matrices."""
+    """Return checkpoint names of routers and gates of shared experts, which stay floats in quantized models."""
     parts = parts_of(config)
     return {part for name, one in parameters_of(config).items() if one.is_router for part in parts[name]}
 
 
 def read_float(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
-    """One weight of a source that is not quantized, in `dtype`; perhaps memory of the file.
+    """Return one weight of an unquantized source in `dtype`, possibly as a view of the mapped file.
 
     Raises:
-        CorruptCheckpoint: NaN or infinity in it.
-        SetupError: too large for `dtype`.
+        CorruptCheckpoint: it has NaN or infinity.
+        SetupError: it is too large for `dtype`.
     """
     stored = source.read(name, dtype)
     assert isinstance(stored, Tensor), name
@@ -219,7 +219,7 @@ def read_float(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
 def _quantizer(
     quantization: Quantization | None, group_size: int, operators: Operators
 ) -> Callable[[Tensor], QuantizedWeight] | None:
-    """The backend's; None where the checkpoint's own format is kept."""
+    """Return the backend's quantizer; None if the checkpoint's own format is kept."""
     if quantization == "int8":
         return operators.quantize_per_channel
     if quantization == "fp8":
@@ -230,7 +230,7 @@ def _quantizer(
 
 
 class _Weights(Mapping[str, Weight]):
-    """A model's weights by our names, read when asked for and not kept: who packs one needs no second copy of it."""
+    """A model's weights by our names, read on access and not kept, so that packing needs no second copy."""
 
     def __init__(
         self,
@@ -243,10 +243,10 @@ class _Weights(Mapping[str, Weight]):
         quantize: Callable[[Tensor], QuantizedWeight] | None,
     ) -> None:
         self._source, self._pieces = source, pieces
-        # asked once: of a protocol this takes longer than packing a small matrix
+        # checked once: isinstance with a protocol takes longer than packing a small matrix
         self._rows_of_files = source if isinstance(source, StoresRows) else None
         self._num_read = 0
-        """Numbers that were read since memory was given back."""
+        """Numbers read since memory was last trimmed."""
         self._dtype, self._device = dtype, device
         self._packed, self._wide, self._quantize = packed, wide, quantize
 
@@ -268,11 +268,11 @@ class _Weights(Mapping[str, Weight]):
             if len({self._source.weights[piece.name].format for piece in pieces}) > 1:
                 parts = (self._streamed([piece], found) for piece, found in zip(pieces, stored, strict=True))
                 return StackedWeight(tuple(parts))
-        # whether quantized maps are alike is seen from all of them
+        # `stack` compares the formats of all pieces
         return stack([self._on_load(self._read_piece(piece)) for piece in pieces])
 
     def _give_back(self, pieces: Sequence[Piece]) -> None:
-        """Give back what packing took before: holes that are a little too small next time would add up."""
+        """Return unused memory to the system at intervals; holes too small for the next weight would add up."""
         self._num_read += sum(
             piece.num_rows * math.prod(self._source.weights[piece.name].shape[1:]) for piece in pieces
         )
@@ -285,7 +285,8 @@ class _Weights(Mapping[str, Weight]):
         return StreamedWeight(shape, self._dtype, partial(self._rows, pieces), stored)
 
     def _stored(self, pieces: Sequence[Piece]) -> StoredRows | None:
-        """Where the rows of pieces lie; None: not in files as they are packed, or in blocks of several types."""
+        """Return where the rows of pieces are stored; None if they are not in files as packed, or have several block
+        types."""
         found: list[StoredRows] = []
         for piece in pieces:
             rows = None if self._rows_of_files is None else self._rows_of_files.stored_rows(piece.name)
@@ -295,7 +296,7 @@ class _Weights(Mapping[str, Weight]):
         return StoredRows.stack(found)
 
     def _rows(self, pieces: Sequence[Piece], begin: int, end: int) -> Tensor | QuantizedWeight:
-        """Rows of pieces that lie one under the other."""
+        """Return rows [begin, end) of stacked pieces."""
         found: list[Tensor | QuantizedWeight] = []
         for piece in pieces:
             first, last = max(begin, 0), min(end, piece.num_rows)
@@ -307,7 +308,7 @@ class _Weights(Mapping[str, Weight]):
         return self._on_load(rows)
 
     def _read_piece(self, piece: Piece, *, copy: bool = False) -> Tensor | QuantizedWeight:
-        """What is not stored by rows is read as a whole, and of it the rows are taken."""
+        """Return the rows of a piece; a weight that is not stored by rows is read whole."""
         if piece.is_whole:
             return self._read(piece.name, copy=copy)
         rows = slice(piece.begin, piece.begin + piece.num_rows)
@@ -316,7 +317,7 @@ class _Weights(Mapping[str, Weight]):
         return _rows_of(self._read(piece.name), rows)
 
     def _read_rows(self, name: str, rows: slice, *, copy: bool = False) -> Tensor | QuantizedWeight:
-        """Some rows, wherever they begin: packed layouts hold up to ROWS_TOGETHER of them in a word."""
+        """Return some rows, whatever their begin: packed layouts hold up to ROWS_TOGETHER of them in a word."""
         before = rows.start % ROWS_TOGETHER
         found = self._read(name, slice(rows.start - before, rows.stop), copy=copy)
         return _rows_of(found, slice(before, None)) if before else found
@@ -332,8 +333,10 @@ class _Weights(Mapping[str, Weight]):
         return found
 
     def _read(self, name: str, rows: slice = ALL_ROWS, *, copy: bool = False) -> Tensor | QuantizedWeight:
-        """On the device. A copy is memory of our own, as who packs a matrix makes in any case: what the source's file
-        maps would change with the file.
+        """Return a weight, or some rows of it, on the device.
+
+        With `copy` it has its own memory, because a view of the mapped file would change with the file. Packing
+        copies in any case.
         """
         stored = self._source.read(name, self._dtype, rows)
         if isinstance(stored, QuantizedWeight):
@@ -347,7 +350,7 @@ class _Weights(Mapping[str, Weight]):
         return found
 
     def __contains__(self, name: object) -> bool:
-        return name in self._pieces  # Mapping's own would read it
+        return name in self._pieces  # Mapping's default would read the weight
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pieces)
@@ -357,12 +360,15 @@ class _Weights(Mapping[str, Weight]):
 
 
 def _rows_of(weight: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:
-    """In memory of their own."""
+    """Return some rows in memory of their own."""
     return weight[rows].clone() if isinstance(weight, Tensor) else weight.of_rows(rows)
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """One cheap pass: neither NaN nor infinity goes away in a sum. One that is only too large is looked at again."""
+    """Return whether a tensor has neither NaN nor infinity; usually one cheap pass, since both survive a sum.
+
+    If only the sum overflows, the elements are checked.
+    """
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
@@ -371,7 +377,7 @@ def _refuse_not_finite(source: WeightSource, name: str, dtype: torch.dtype) -> N
     if isinstance(stored, QuantizedWeight) or not _is_finite(stored):
         raise CorruptCheckpoint(f"{source.path}: NaN or infinity in {name}. Download the model again.")
     raise SetupError(
-        f"dtype={str(dtype).removeprefix('torch.')}: {name} has numbers beyond its largest, "
+        f"dtype={str(dtype).removeprefix('torch.')}: {name} has numbers beyond the dtype's maximum, "
         f"{torch.finfo(dtype).max:g}. Use a wider one (--dtype bfloat16, --dtype float32)."
     )
 
@@ -382,9 +388,9 @@ def _check_widths(source: WeightSource, names: Set[str], group_size: int) -> Non
         if k % group_size:
             dividing = [str(size) for size in GROUP_SIZES if k % size == 0]
             remedy = (
-                f"Take {' or '.join(dividing)}, or"
+                f"Use {' or '.join(dividing)}, or"
                 if dividing
-                else f"None of {', '.join(map(str, GROUP_SIZES))} does; take"
+                else f"None of {', '.join(map(str, GROUP_SIZES))} does; use"
             )
             raise InvalidParameter(
                 "group_size",
@@ -400,7 +406,7 @@ def _check_tied_head(source: WeightSource, embedding: str, dtype: torch.dtype) -
     head, table = (_plain(source.read(name, dtype)) for name in ("lm_head.weight", embedding))
     if not torch.equal(head, table):
         raise CorruptCheckpoint(
-            "config.json ties lm_head.weight to the embedding, but the checkpoint holds another lm_head.weight. "
+            "config.json ties lm_head.weight to the embedding, but the checkpoint has a different lm_head.weight. "
             "Set tie_word_embeddings to false to use it."
         )
 

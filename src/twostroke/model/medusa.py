@@ -1,4 +1,4 @@
-"""Medusa heads (Cai et al. 2024, arXiv:2401.10774): further tokens from one hidden state of the target."""
+"""Medusa heads (Cai et al. 2024, arXiv:2401.10774): draft tokens from one hidden state of the target."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from twostroke.model.draft_folder import DraftFolder
 
 @dataclass(frozen=True, slots=True)
 class MedusaShape:
-    """What the heads' folder says of them."""
+    """Sizes of the heads, from their folder."""
 
     num_heads: int
     num_layers: int
-    """Residual blocks of a head."""
+    """Residual blocks per head."""
 
 
 class MedusaHeads:
-    """Head i takes the target's final hidden state at a position and guesses the token i + 2 positions on.
+    """Medusa heads: head i drafts the token i + 2 positions ahead from the target's final hidden state.
 
     ```
     x = hidden            each block: x + silu(W x + b); then the output head, its own or the target's
@@ -36,7 +36,7 @@ class MedusaHeads:
     """
 
     def __init__(self, folder: DraftFolder, target: DecoderModel, placement: Placement) -> None:
-        """Reads the heads; where none has an output matrix of its own, the target's is multiplied once for all."""
+        """Read the heads. If none has its own output matrix, the target's is multiplied once for all."""
         self.shape = medusa_shape(folder)
         self._target = target
         operators = placement.operators
@@ -56,7 +56,8 @@ class MedusaHeads:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, num_heads: int) -> Tensor:
-        """Of the first heads: hidden [num_rows, hidden_size] to float32 [num_heads, num_rows, vocab_size]."""
+        """Return float32 logits [num_heads, num_rows, vocab_size] of the first heads for hidden [num_rows,
+        hidden_size]."""
         states: list[Tensor] = []
         for blocks in self._blocks[:num_heads]:
             x = hidden
@@ -73,12 +74,12 @@ class MedusaHeads:
 
 
 def medusa_bytes(folder: DraftFolder, dtype: torch.dtype, sizes: PackedSizes) -> int:
-    """Of the heads once they are loaded, by the shapes of their folder.
+    """Return the bytes of the loaded heads, from the shapes in their folder.
 
     Args:
-        folder: of the heads.
-        dtype: of floats.
-        sizes: of a backend's packing.
+        folder: folder of the heads.
+        dtype: type of floats.
+        sizes: packed sizes of a backend.
     """
     total = 0
     for name, shape in folder.shapes.items():
@@ -92,17 +93,18 @@ def medusa_bytes(folder: DraftFolder, dtype: torch.dtype, sizes: PackedSizes) ->
 
 
 def medusa_shape(folder: DraftFolder) -> MedusaShape:
-    """What config.json says of the heads."""
+    """Return the sizes of the heads in config.json."""
     return MedusaShape(folder.count("medusa_num_heads"), folder.count("medusa_num_layers", 1))
 
 
 def check_medusa(folder: DraftFolder, target: ModelConfig, name: str) -> None:
-    """Refuses heads that were made for another model than the one of that name, or lack a part.
+    """Raise if heads were made for another model than `target`, or lack a part.
 
     Raises:
-        CorruptCheckpoint: a number or a tensor is missing or of another size.
+        CorruptCheckpoint: a number or a tensor is missing or has another size.
     """
-    folder.check_shape("0.0.linear.weight", (None, None))  # a whole model, say, has none
+    # the clearest error for a folder of another kind, such as a whole model
+    folder.check_shape("0.0.linear.weight", (None, None))
     shape, hidden = medusa_shape(folder), target.hidden_size
     why = f": {name} has hidden states of {hidden} numbers and a vocabulary of {target.vocab_size}"
     folder.check_counts({"hidden_size": hidden, "vocab_size": target.vocab_size}, why)
@@ -112,6 +114,6 @@ def check_medusa(folder: DraftFolder, target: ModelConfig, name: str) -> None:
             folder.check_shape(f"{i}.{j}.linear.bias", (hidden,), why)
         if f"{i}.{shape.num_layers}.linear.weight" in folder.shapes:
             told = f"config.json has {shape.num_layers} medusa_num_layers"
-            raise CorruptCheckpoint(f"{folder.path}: {told}, and head {i} has more blocks.")
+            raise CorruptCheckpoint(f"{folder.path}: {told}, but head {i} has more blocks.")
         if f"{i}.{shape.num_layers}.weight" in folder.shapes:
             folder.check_shape(f"{i}.{shape.num_layers}.weight", (target.vocab_size, hidden), why)

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder as Hugging Face lays it out, or a GGUF file; the user's words choose."""
+"""Files of a model: a folder in Hugging Face's layout, or a GGUF file, chosen by the user's model argument."""
 
 from __future__ import annotations
 
@@ -29,76 +29,78 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 
 class ModelFiles(Protocol):
-    """Everything that is known of a model before its weights are read. Each method raises SetupErrors only, but for
-    what it says itself."""
+    """Everything known about a model before its weights are read.
+
+    Each method raises only SetupErrors, apart from the errors listed at it.
+    """
 
     @property
     def path(self) -> Path:
-        """The folder or file."""
+        """The model's folder or file."""
         ...
 
     def config(self) -> ModelConfig:
-        """The shape of the model."""
+        """Return the config of the model."""
         ...
 
     def tokenizer(self) -> Tokenizer:
-        """The model's own."""
+        """Return the tokenizer of the model."""
         ...
 
     def eos_token_ids(self, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
-        """The ids that end a generation: those of the tokenizer that is used, and those that the model names."""
+        """Return the ids that end a generation: those of `tokenizer`, and those that the model names."""
         ...
 
     def sampling_defaults(self) -> dict[str, Any]:
-        """The sampling values that the model recommends; they are not applied, see `SamplingParams`."""
+        """Return the sampling values that the model recommends; they are not applied (`SamplingParams`)."""
         ...
 
     def weights(self, config: ModelConfig, quantization: Quantization | None) -> WeightSource:
-        """The weights, not read yet; `quantization` is what the user asks for."""
+        """Return the weights, not read yet; `quantization` is what the user asks for."""
         ...
 
     def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
-        """Random ones in their place, made on the device as they are asked for.
+        """Return random weights of the model's shape, made on the device on demand.
 
         Raises:
-            InvalidParameter: there is no shape without the weights, or they are not floats.
+            InvalidParameter: the shape is not known without the weights, or they are not floats.
         """
         ...
 
 
 def find_model(model: str, *, with_weights: bool = True) -> ModelFiles:
-    """The files of a model.
+    """Return the files of a model.
 
     Args:
         model: a GGUF file, a folder (of a model, or with one GGUF file), a short name, a hub id, or "embedded".
-        with_weights: False fetches what a tokenizer needs only.
+        with_weights: False fetches only the files that a tokenizer needs.
 
     Raises:
-        ModelNotFound: no such file or folder, and the hub does not have it or cannot be reached.
-        CorruptCheckpoint: a GGUF file that is truncated or none.
-        UnsupportedModel: a GGUF file with tensors or of a version that are not read.
+        ModelNotFound: there is no such file or folder, and the hub does not have it or cannot be reached.
+        CorruptCheckpoint: a GGUF file is truncated or not one.
+        UnsupportedModel: a GGUF file has tensors, or a version, that cannot be read.
     """
     path = gguf_path(model)
     return ModelFolder(find_model_folder(model, with_weights=with_weights)) if path is None else GGUFModel(path)
 
 
 def find_model_of(load: LoadConfig) -> ModelFiles:
-    """The same of a setting; weights that are not read are not fetched either."""
+    """Return the files of the configured model; weights are fetched only if they will be read."""
     return find_model(load.model, with_weights=load.load_format == "auto")
 
 
 def weights_of(files: ModelFiles, config: ModelConfig, load: LoadConfig, device: torch.device) -> WeightSource:
-    """The weights that a setting asks for, not read yet.
+    """Return the weights that the configuration asks for, not read yet.
 
     Args:
-        files: of the model.
-        config: of the same model.
-        load: how it is loaded.
-        device: where random weights are made.
+        files: files of the model.
+        config: config of the same model.
+        load: settings for loading.
+        device: device on which random weights are made.
 
     Raises:
-        SetupError: what `ModelFiles.weights` refuses.
-        InvalidParameter: what `ModelFiles.random_weights` refuses.
+        SetupError: errors of `ModelFiles.weights`.
+        InvalidParameter: errors of `ModelFiles.random_weights`.
     """
     if load.load_format == "dummy":
         return files.random_weights(config, device)
@@ -106,15 +108,15 @@ def weights_of(files: ModelFiles, config: ModelConfig, load: LoadConfig, device:
 
 
 def find_folder_only(model: str, why: str) -> Path:
-    """The folder of a model, for what a GGUF file cannot be used for.
+    """Return the folder of a model, for purposes that a GGUF file does not serve.
 
     Args:
         model: a folder, a hub id, or "embedded".
-        why: what a folder is needed for: "benchmarks compare writes ...".
+        why: reason why a folder is needed: "benchmarks compare writes ...".
 
     Raises:
         UnsupportedModel: it is a GGUF file.
-        ModelNotFound: no such file or folder, and the hub does not have it or cannot be reached.
+        ModelNotFound: there is no such file or folder, and the hub does not have it or cannot be reached.
     """
     if gguf_path(model) is not None:
         raise UnsupportedModel(
@@ -149,17 +151,16 @@ class ModelFolder:
             raise InvalidParameter(
                 "load_format",
                 "dummy",
-                f"random weights are floats, and config.json of {self.path} says that its weights are quantized",
-                "Take quantization_config out of config.json, and quantize while loading (--quantization int8).",
+                f"random weights are floats, but config.json of {self.path} says that its weights are quantized",
+                "Remove quantization_config from config.json, and quantize while loading (--quantization int8).",
             )
         return RandomWeights(self.path, config, device)
 
 
 class GGUFModel:
-    """A GGUF file: shape, tokenizer and weights in one."""
+    """A GGUF file with config, tokenizer and weights."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, see GGUFFile."""
         self.path = path
         self._file = GGUFFile(path)
 
@@ -183,6 +184,6 @@ class GGUFModel:
 
     def random_weights(self, config: ModelConfig, device: torch.device) -> WeightSource:
         del config, device
-        limit = f"{self.path} is a GGUF file, whose weights are there and of formats that are not made at random"
+        limit = f"{self.path} is a GGUF file, for which random weights are not implemented"
         remedy = "Give a folder with config.json, or leave it out."
         raise InvalidParameter("load_format", "dummy", limit, remedy)

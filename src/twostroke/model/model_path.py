@@ -1,4 +1,4 @@
-"""What the words for a model name on this machine; and what to give instead where they name nothing that can be run."""
+"""Resolution of a model argument on this machine, and suggestions if it names nothing that can be run."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ _GIVE = "Give a folder with config.json, a GGUF file, a short name, or a hub id 
 
 
 def local_path(model: str) -> Path:
-    """Return the path that these words are, whether there is anything or not.
+    """Return the model argument as a path, which need not exist.
 
     Raises:
-        ModelNotFound: the system does not look there: the words are too long, or it is not permitted.
+        ModelNotFound: the system cannot look there: the text is too long, or it is not permitted.
     """
     try:
         path = Path(model).expanduser()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.stat()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home of a user whom nobody knows
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home folder of an unknown user
         why = error.strerror if isinstance(error, OSError) else reason_of(error)
-        raise ModelNotFound(f"the model {shown(model)} cannot be looked for ({why}). {_GIVE}") from error
+        raise ModelNotFound(f"the model {shown(model)} cannot be looked up ({why}). {_GIVE}") from error
     return path
 
 
 def gguf_path(model: str) -> Path | None:
-    """Return the GGUF file that these words name: the file, the only one in a folder that holds nothing else, or that
-    of a model with a short name, which is fetched if it is not here.
+    """Return the GGUF file that a model argument names.
+
+    That is the file itself, the only GGUF file of a folder without config.json, or the file of a short name, which
+    is fetched if it is absent.
 
     Returns:
-        None if they name something else: a folder, a hub id.
+        None if the argument names something else: a folder, a hub id.
 
     Raises:
-        ModelNotFound: there is no such file, it is of another kind, or a folder has several; or it cannot be fetched.
-        SetupError: there is no room for what is fetched, or its terms are not accepted.
+        ModelNotFound: there is no such file, it is of another kind, a folder has several, or it cannot be fetched.
+        SetupError: there is no room for the fetched file, or its terms are not accepted.
     """
     path = local_path(model)
     if path.is_dir():
         return _only_gguf(path)
     if kind := _odd_kind(path):
-        raise ModelNotFound(f"{path} is {kind}, and no model can be read from it. {_GIVE}")
+        raise ModelNotFound(f"{path} is {kind}; a model cannot be read from it. {_GIVE}")
     if model in NAMED_MODELS and not path.exists():
         return fetch(NAMED_MODELS[model])
     if path.suffix.lower() == ".gguf":
@@ -64,13 +66,13 @@ def gguf_path(model: str) -> Path | None:
         return path
     if not path.is_file():
         return None
-    if _begins_as_gguf(path):  # as Ollama keeps them: named by their hash
+    if _begins_as_gguf(path):  # Ollama names its files by their hash
         return path
     raise ModelNotFound(_of_no_model_file(path))
 
 
 def no_folder(model: str) -> ModelNotFound:
-    """Return what to say of words that name no folder, and could be no hub id."""
+    """Return the error for a model argument that is neither a folder nor a hub id."""
     path = local_path(model)
     address = _HUB_ADDRESS.fullmatch(model)
     if path.is_file():
@@ -78,19 +80,19 @@ def no_folder(model: str) -> ModelNotFound:
     elif address is not None:
         why = f"there is no folder {model!r}. To fetch it from the hub, give its id: {address[1]}."
     elif any(character.isspace() for character in model):
-        why = f"there is no folder {model!r}. Names of models have no spaces; a prompt goes behind the model, quoted."
+        why = f"there is no folder {model!r}. Names of models have no spaces; give a prompt after the model, quoted."
     elif _SHORT_NAME.fullmatch(model):
         why = f"there is no folder {model!r}, and the short names are {', '.join(NAMED_MODELS)}. {_GIVE}"
     else:
-        why = f"there is no folder {model!r}, and it is no hub id (owner/name). Check the path."
+        why = f"there is no folder {model!r}, and it is not a hub id (owner/name). Check the path."
     return ModelNotFound(why)
 
 
 def no_config(folder: Path) -> ModelNotFound:
-    """Return what to say of a folder without config.json."""
+    """Return the error for a folder without config.json."""
     within = sorted(folder.glob("*/config.json")) or sorted(folder.glob("snapshots/*/config.json"))
     meant = f" Did you mean {within[0].parent}?" if within else f" {_GIVE}"
-    return ModelNotFound(f"{folder} has no config.json; it is no Hugging Face model folder.{meant}")
+    return ModelNotFound(f"{folder} has no config.json; it is not a Hugging Face model folder.{meant}")
 
 
 _ODD_KINDS = (
@@ -102,7 +104,7 @@ _ODD_KINDS = (
 
 
 def _odd_kind(path: Path) -> str:
-    """Return what a path is that is neither a file nor a folder; empty where it is one, or nothing."""
+    """Return the kind of a path that is neither a file nor a folder; empty for files, folders and absent paths."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -138,5 +140,5 @@ def _of_no_model_file(path: Path) -> str:
     if (folder / "config.json").is_file():
         return f"{path} is one file of a model. Give its folder: {folder}."
     if path.suffix == ".safetensors":
-        return f"{path} holds weights alone. Give a folder that has config.json and tokenizer.json beside them."
-    return f"{path} is a file, but no GGUF file. {_GIVE}"
+        return f"{path} holds only weights. Give a folder that has config.json and tokenizer.json beside them."
+    return f"{path} is a file, but not a GGUF file. {_GIVE}"

@@ -1,11 +1,11 @@
-"""Mxfp4Weights: the source of a checkpoint whose experts are stored as floats of 4 bits, as gpt-oss is published.
+"""Mxfp4Weights: the weight source for checkpoints whose experts are stored as 4-bit floats, as gpt-oss is published.
 
-    X.gate_up_proj_blocks  uint8 [experts, 2 I, H / 32, 16]: two codes a byte, the low half first; gate and up in turn
-    X.gate_up_proj_scales  uint8 [experts, 2 I, H / 32]: exponents of 2, less 127
+    X.gate_up_proj_blocks  uint8 [experts, 2 I, H / 32, 16]: two codes per byte, low half first; gate and up interleaved
+    X.gate_up_proj_scales  uint8 [experts, 2 I, H / 32]: exponents of 2, biased by 127
     X.down_proj_blocks     uint8 [experts, H, I / 32, 16], and X.down_proj_scales
 
-The codes stay what they are: floats e2m1 by their bits (OCP Microscaling Formats, arXiv:2310.10537), looked up by the
-kernels. Scales become float16, which has these powers of two from 2^-24 to 2^15.
+The codes are kept: e2m1 floats as bits (OCP Microscaling Formats, arXiv:2310.10537), looked up by the kernels.
+Scales become float16, which represents these powers of two from 2^-24 to 2^15.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 _OF_BLOCK = 16
 """Bytes of the codes that share a scale."""
 _BIAS = 128
-"""Of a scale's exponent: the table has twice the numbers, so scales are half of what is stored."""
+"""Bias of a scale's exponent: the kernels' table has doubled values, so scales are half of the stored ones."""
 _NO_NUMBER, _MOST = 255, 15
-"""The exponent that stands for none, and the largest of a power of two in float16."""
+"""The exponent that means NaN, and the largest exponent of a power of two in float16."""
 
 
 class Mxfp4Weights:
-    """Gives each expert's matrices in their own 4 bits, and all others as the floats that they are; a WeightSource."""
+    """Weights with experts in their stored 4 bits and all others as stored floats. Implements WeightSource."""
 
     quantization = "mxfp4"
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Finds the stacks of experts and checks their shapes and types.
+        """Find the stacks of experts and check their shapes and types.
 
         Raises:
             UnsupportedModel: a tensor of a type that is not implemented.
@@ -75,17 +75,17 @@ class Mxfp4Weights:
         largest = int(exponents.amax())
         if _MOST + _BIAS < largest < _NO_NUMBER:
             raise UnsupportedModel(
-                f"{self.path}: {stack}{_SCALES}[{expert}] reaches 2^{largest - _BIAS + 1}; known: up to 2^{_MOST + 1}, "
-                "since scales are kept in float16."
+                f"{self.path}: {stack}{_SCALES}[{expert}] reaches 2^{largest - _BIAS + 1}; at most 2^{_MOST + 1} is "
+                "possible, because scales are kept in float16."
             )
-        spread = blocks.flatten(1).to(torch.int16)  # a byte's low half, then its high half, as bytes
+        spread = blocks.flatten(1).to(torch.int16)  # each byte's low half, then its high half
         codes = (spread | spread << 4).bitwise_and_(0x0F0F).view(torch.uint8)
         scales = torch.exp2(exponents.float() - _BIAS).half()
         scales = scales.masked_fill(exponents == _NO_NUMBER, torch.nan)
         return QuantizedWeight(codes, scales, None, MXFP4.bits, MXFP4.group_size, dtype, table=MXFP4.table)
 
     def _unstacked(self, stack: str) -> Mapping[str, StoredWeight]:
-        """Return the matrices of a stack."""
+        """Return the matrices of a stack, and record where each is stored."""
         block, _, last = stack.rpartition(".")
         parts, (blocks, scales) = PARTS.get(last, ()), (stack + kind for kind in (_BLOCKS, _SCALES))
         shape = self._checkpoint.shapes[blocks]
@@ -101,7 +101,7 @@ class Mxfp4Weights:
         if self._checkpoint.shapes[scales] != shape[:3]:
             raise CorruptCheckpoint(
                 f"{self.path}: {scales} has shape {list(self._checkpoint.shapes[scales])}; for {list(shape)} of "
-                f"{blocks} it is {list(shape[:3])}."
+                f"{blocks} it must be {list(shape[:3])}."
             )
         for name in (blocks, scales):
             if self._checkpoint.types[name] != "U8":

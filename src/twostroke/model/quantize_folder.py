@@ -1,6 +1,8 @@
-"""Quantizing ahead: a model folder to another in compressed-tensors' layouts, with the bits of quantizing on load.
+"""Quantization ahead of time: writes a model folder in compressed-tensors' layouts, with the bits of quantizing on
+load.
 
-int8 is `int-quantized` (a scale per channel), int4 `pack-quantized` (symmetric groups); see model/packed_layouts.py.
+int8 is `int-quantized` (a scale per channel), int4 `pack-quantized` (symmetric groups); both are described in
+model/packed_layouts.py.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ _WEIGHT_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class QuantizedFolder:
-    """What was written."""
+    """Path and sizes of a written folder."""
 
     path: Path
     bytes_before: int
     bytes_after: int
-    """Of all weights in the files."""
+    """Bytes of all weights in the files."""
 
 
 def quantize_folder(
@@ -55,24 +57,24 @@ def quantize_folder(
     threads: int = 1,
     progress: bool = False,
 ) -> QuantizedFolder:
-    """Writes a quantized copy of a model. `out` appears when it is whole, or not at all.
+    """Write a quantized copy of a model. `out` appears complete or not at all.
 
     Args:
         model: a folder, a hub id, or "embedded".
         out: a folder that does not exist yet.
         quantization: int8 or int4.
-        group_size: weights to a scale in int4: 32 (the default), 64 or 128.
-        threads: that quantize.
-        progress: show a bar.
+        group_size: weights per scale in int4: 32 (the default), 64 or 128.
+        threads: number of threads that quantize.
+        progress: whether to show a progress bar.
 
     Raises:
-        InvalidParameter: `out` exists or cannot be written, a group size that is none or does not divide a map.
+        InvalidParameter: `out` exists or cannot be written, or the group size is invalid or does not divide a matrix.
         SetupError: no such model, a GGUF file, or a folder that is quantized already.
     """
     group_size = _checked_group_size(quantization, group_size)
     if out.exists():
         raise InvalidParameter("OUT", str(out), "exists already", "Give another folder, or remove it first.")
-    folder = find_folder_only(model, "its weights run as they are stored, and only a folder's are quantized")
+    folder = find_folder_only(model, "its weights run as stored, and only a folder's are quantized")
     config = read_model_config(folder)
     source = open_weights(folder, config)
     if source.quantization is not None:
@@ -90,7 +92,7 @@ def quantize_folder(
         tensors = _tensors(source, config, quantized, quantization, group_size, operators, progress)
         before, after = _save(tensors, unfinished)
         _copy_others(folder, unfinished, _quantization_config(quantization, group_size, _routers(config)))
-        unfinished.chmod(0o755)  # mkdtemp's are private
+        unfinished.chmod(0o755)  # mkdtemp makes private folders
         unfinished.rename(out)
     except BaseException as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -117,7 +119,7 @@ def _tensors(
     operators: Operators,
     progress: bool,
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """For each weight its bytes before, and the tensors it becomes."""
+    """Yield for each weight its bytes before, and the tensors it becomes."""
     dtype = getattr(torch, config.dtype)
     for name in tqdm(sorted(source.weights), desc=f"quantizing to {quantization}", unit="tensor", disable=not progress):
         weight = read_float(source, name, dtype)
@@ -142,8 +144,10 @@ def _pack_quantized(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
 
 
 def _routers(config: ModelConfig) -> list[str]:
-    """Return the modules of checkpoints that choose among experts: they stay floats, and transformers has them as
-    linear layers."""
+    """Return the checkpoint modules that route to experts.
+
+    They stay floats, and must be listed because transformers has them as linear layers.
+    """
     parts = parts_of(config)
     routers = (name for name, one in parameters_of(config).items() if one.is_router and one.columns is not None)
     return [part.removesuffix(".weight") for name in routers for part in parts[name]]
@@ -165,7 +169,7 @@ def _quantization_config(quantization: QuantizationOnFile, group_size: int, left
 
 
 def _save(tensors: Iterator[tuple[int, dict[str, Tensor]]], folder: Path) -> tuple[int, int]:
-    """Writes files of at most 4 GiB; returns the bytes before and after."""
+    """Write files of at most 4 GiB; return the bytes before and after."""
     before = after = 0
     names: list[list[str]] = []
     held: dict[str, Tensor] = {}
@@ -173,7 +177,7 @@ def _save(tensors: Iterator[tuple[int, dict[str, Tensor]]], folder: Path) -> tup
     def flush() -> None:
         try:
             save_file(held, folder / f"part-{len(names)}", metadata={"format": "pt"})
-        except SafetensorError as error:  # what the library makes of a full disk
+        except SafetensorError as error:  # the library's error for a full disk
             raise OSError(str(error)) from error
         names.append(list(held))
         held.clear()
@@ -199,7 +203,7 @@ def _save(tensors: Iterator[tuple[int, dict[str, Tensor]]], folder: Path) -> tup
 
 
 def _copy_others(folder: Path, out: Path, quantization_config: dict[str, Any]) -> None:
-    """Tokenizer, templates, licence; config.json says in addition how the weights are stored."""
+    """Copy tokenizer, templates and licence, and write config.json with the quantization added."""
     for path in sorted(folder.iterdir()):
         wanted = path.suffix in _COPIED or path.name.upper().startswith(("LICENSE", "NOTICE"))
         if path.is_file() and wanted and path.name not in ("config.json", _WEIGHT_INDEX):

@@ -1,15 +1,16 @@
-"""QuantizedCheckpoint: the source of a safetensors checkpoint whose maps are quantized, repacked to QuantizedWeight.
+"""Weight sources for quantized safetensors checkpoints.
 
-Fp8Weights: the source of a checkpoint whose matrices are stored as floats of 8 bits (e4m3) with scales.
+QuantizedCheckpoint: matrices are quantized integers, repacked to QuantizedWeight.
+
+Fp8Weights: matrices are stored as 8-bit floats (e4m3) with scales.
 
     X.weight            float8_e4m3fn [N, K]
     X.weight_scale_inv  or X.weight_scale, floats: one, [N, 1], or [ceil(N / rows), ceil(K / columns)] for blocks
-    X.activation_scale  or X.input_scale: how activations would be rounded, which is not done here
-    X.k_scale           or X.v_scale: how a KV cache of 8-bit floats would be rounded; `--kv-cache-dtype` says what it
-                        holds here
+    X.activation_scale  or X.input_scale: scales for rounding activations, which is not done here
+    X.k_scale           or X.v_scale: scales for a KV cache of 8-bit floats; here `--kv-cache-dtype` decides
 
-A weight is the product of both, in float32. What the model holds is that number in its own type: twice the file's size
-in bfloat16. Weights of 8 bits again are `--quantization int8`, or fp8 where the operators have it.
+A weight is the product of both, in float32. The model holds it in its own type: twice the file's size in bfloat16.
+`--quantization int8`, or fp8 if the operators have it, makes 8-bit weights again.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 
 class QuantizedCheckpoint:
-    """Packed tensors appear as the weight they make up, all others as they are; a WeightSource.
+    """Packed tensors as the weights they make up, and all others as stored. Implements WeightSource.
 
-    The codes stay as they are stored. Scales become float16, and a zero point z the float16 number scale (z - middle):
-    it is rounded to 11 bits, which is at most 1/256 of a step of 4 bits and 1/16 of one of 8.
+    Codes are kept as stored. Scales become float16, and a zero point z the float16 number scale (z - middle). Its
+    rounding to 11 bits is at most 1/256 of a 4-bit step and 1/16 of an 8-bit step.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig) -> None:
-        """Finds the quantized maps and checks the shapes and types of their tensors.
+        """Find the quantized matrices and check the shapes and types of their tensors.
 
         Raises:
-            UnsupportedModel: a tensor of a type, or a map with a group size, that is not implemented.
-            CorruptCheckpoint: tensors that are missing, misshapen or there twice.
+            UnsupportedModel: a tensor type, or a group size of a matrix, that is not implemented.
+            CorruptCheckpoint: tensors that are missing, misshapen or duplicated.
         """
         self._checkpoint, self._config = checkpoint, config
         self._layout = LAYOUTS[config.layout](config)
@@ -51,9 +52,9 @@ class QuantizedCheckpoint:
         plain = {name: shape for name, shape in checkpoint.shapes.items() if name not in packed}
         twice = sorted(plain.keys() & {f"{module}.weight" for module in self._parts_of})
         if twice:
-            raise CorruptCheckpoint(f"{checkpoint.path}: {twice[0]} is there twice, as floats and quantized.")
+            raise CorruptCheckpoint(f"{checkpoint.path}: {twice[0]} is stored twice, as floats and quantized.")
         self._check_main_tensors(plain)
-        check_floats(checkpoint, plain, f"It is no part of a map that is quantized ({config.layout}).")
+        check_floats(checkpoint, plain, f"It does not belong to a quantized matrix ({config.layout}).")
         self._check_left_out(plain)
         self.weights: Mapping[str, StoredWeight] = {
             **{name: StoredWeight(shape) for name, shape in plain.items()},
@@ -91,7 +92,7 @@ class QuantizedCheckpoint:
         return QuantizedWeight(codes.contiguous(), scales, mins, self._config.bits, size, dtype, order)
 
     def _check_main_tensors(self, plain: Mapping[str, object]) -> None:
-        """Scales without codes are named after what they miss, not after the type that they have."""
+        """Raise if scales have no matching codes; the error names the missing tensor, not the type of the scales."""
         main, kinds = self._layout.main, ", ".join(self._layout.main_types)
         others = self._layout.parts(0, 0).keys() - {main}
         for name in plain:
@@ -104,22 +105,22 @@ class QuantizedCheckpoint:
             raise UnsupportedModel(f"{self.path}: {module}.{main} has type {kind}; known: {kinds}.")
 
     def _check_left_out(self, plain: Mapping[str, tuple[int, ...]]) -> None:
-        """A map of a layer that stays floats without config.json saying so was put there by another hand."""
+        """Raise if a layer has a float matrix that config.json does not exempt from quantization."""
         for name, shape in plain.items():
             module = name.removesuffix(".weight")
             is_map_of_layer = ".layers." in module and module != name and len(shape) == 2
-            is_map_of_layer &= not module.endswith("norm")  # which may have a weight for each head
+            is_map_of_layer &= not module.endswith("norm")  # a norm may have a weight for each head
             if is_map_of_layer and not self._config.leaves_out(module):
                 main = f"{module}.{self._layout.main}"
                 raise UnsupportedModel(
-                    f"{self.path}: {name} is stored as {self._checkpoint.types[name]}, but config.json says that maps "
-                    f"are quantized ({self._config.method}: {main}). Supported: every map of a layer stored so, but "
-                    f"for those that quantization_config leaves out ({LEFT_OUT_BY[self._config.method]}); and no "
-                    "quantization_config where none is quantized."
+                    f"{self.path}: {name} is stored as {self._checkpoint.types[name]}, but config.json says that "
+                    f"matrices are quantized ({self._config.method}: {main}). Supported: all matrices of a layer "
+                    "quantized, except those that quantization_config leaves out "
+                    f"({LEFT_OUT_BY[self._config.method]}); or no quantization_config, if none is quantized."
                 )
 
     def _stored(self, module: str) -> StoredWeight:
-        """Checks a map's tensors, and says what they make up."""
+        """Check the tensors of a matrix; return the weight that they make up."""
         main = self._checkpoint.shapes[self._parts_of[module][self._layout.main]]
         n, k = self._layout.weight_shape((main[0], main[1]))
         group_size, bits = self._config.group_size, self._config.bits
@@ -137,8 +138,8 @@ class QuantizedCheckpoint:
             shape, kind = self._checkpoint.shapes[name], self._checkpoint.types[name]
             if shape != part.shape:
                 raise CorruptCheckpoint(
-                    f"{self.path}: {name} is {list(shape)} instead of {list(part.shape)}; every map must be stored as "
-                    f"config.json says ({self._config.layout}, {stored_as})."
+                    f"{self.path}: {name} is {list(shape)} instead of {list(part.shape)}; every matrix must be stored "
+                    f"as config.json says ({self._config.layout}, {stored_as})."
                 )
             if kind not in part.types:
                 raise UnsupportedModel(f"{self.path}: {name} has type {kind}; known: {', '.join(part.types)}.")
@@ -149,13 +150,13 @@ class QuantizedCheckpoint:
         return StoredWeight((n, k), stored_format, bool(self._layout.by_rows))
 
     def _group_of(self, module: str) -> Tensor | None:
-        """Which group each input is in: a number for each, read early, as the size of what is packed depends on it."""
+        """Return the group of each input; read early, because the packed size depends on it."""
         parts = self._parts_of[module]
         indices = {suffix: self._checkpoint.read(name) for suffix, name in parts.items() if suffix.endswith("g_idx")}
         return self._layout.group_of(indices)
 
     def _order(self, module: str, group_of: Tensor | None, k: int) -> Tensor | None:
-        """The inputs sorted by their group. int64 [K], or None where they are already."""
+        """Return the inputs sorted by their group, int64 [K]; None if they are sorted already."""
         if group_of is None:
             return None
         size = self._config.group_size or k
@@ -163,14 +164,13 @@ class QuantizedCheckpoint:
         order = group_of.sort(stable=True).indices
         if not torch.equal(group_of[order].long(), in_order):
             raise UnsupportedModel(
-                f"{self.path}: {module}: its inputs are not put into {k // size} groups of {size} each (g_idx); they "
-                "must be."
+                f"{self.path}: {module}: its inputs must be in {k // size} groups of {size} each (g_idx)."
             )
         return None if torch.equal(order, torch.arange(k)) else order
 
 
 def _find_parts(checkpoint: Checkpoint, layout: PackedLayout) -> dict[str, dict[str, str]]:
-    """Per quantized map its tensors: the last part of their names, and their names."""
+    """Return the tensors of each quantized matrix: the last part of their names, and their names."""
     found: dict[str, dict[str, str]] = {}
     for name, kind in checkpoint.types.items():
         module, _, suffix = name.rpartition(".")
@@ -186,7 +186,7 @@ def _find_parts(checkpoint: Checkpoint, layout: PackedLayout) -> dict[str, dict[
 
 
 def _kernel_groups(group_size: int | None, k: int) -> tuple[int, int]:
-    """The size of the kernels' groups, and how many of them share a stored scale."""
+    """Return the kernels' group size, and how many such groups share a stored scale."""
     largest = GROUP_SIZES[-1]
     if group_size is None:
         return largest, -(-k // largest)
@@ -194,13 +194,16 @@ def _kernel_groups(group_size: int | None, k: int) -> tuple[int, int]:
 
 
 def _half_scales(module: str, scales: Tensor) -> Tensor:
-    """float16 [N, G], where that keeps them to a thousandth of the weight's largest; the loader finds what is NaN."""
+    """Return the scales as float16 [N, G]; raise if that loses more than a thousandth of the largest scale.
+
+    NaN is left for the loader to find.
+    """
     half, wide = scales.half(), scales.float()
     most = wide.abs().amax()
     if bool(most.isfinite()) and not bool(((half.float() - wide).abs() <= most / 1000).all()):
         raise UnsupportedModel(
-            f"{module}: its scales reach from {wide.abs().amin():g} to {most:g}; they are kept in float16, which does "
-            "not hold them."
+            f"{module}: its scales reach from {wide.abs().amin():g} to {most:g}; they are kept in float16, which "
+            "cannot represent them."
         )
     return half
 
@@ -213,12 +216,12 @@ _NOT_OF_WEIGHTS = ("activation_scale", "input_scale", "k_scale", "v_scale")
 
 
 class Fp8Weights:
-    """Gives the numbers that fp8 matrices and their scales stand for, and all other floats; a WeightSource."""
+    """Fp8 matrices multiplied by their scales, and all other floats as stored. Implements WeightSource."""
 
     quantization = None
 
     def __init__(self, checkpoint: Checkpoint, config: Fp8Config) -> None:
-        """Finds the scales and checks their shapes.
+        """Find the scales and check their shapes.
 
         Raises:
             UnsupportedModel: a tensor of a type that is not implemented.
@@ -233,11 +236,11 @@ class Fp8Weights:
                 found.pop(scale, None)
         left = sorted(name for name in found if name.endswith(_SCALES))
         if left:
-            raise CorruptCheckpoint(f"{self.path}: {left[0]} belongs to no matrix of type {_FP8}.")
+            raise CorruptCheckpoint(f"{self.path}: {left[0]} does not belong to a matrix of type {_FP8}.")
         floats = {name: shape for name, shape in found.items() if name not in self._scale_of}
         check_floats(checkpoint, floats, f"Beside floats, matrices of type {_FP8} are read.")
         self.weights: Mapping[str, StoredWeight] = {name: StoredWeight(shape) for name, shape in found.items()}
-        log.info("%s: %d matrices of 8-bit floats are held in the model's type", self.path.name, len(self._scale_of))
+        log.info("%s: %d matrices of 8-bit floats, loaded in the model's dtype", self.path.name, len(self._scale_of))
 
     @property
     def path(self) -> Path:
@@ -254,7 +257,7 @@ class Fp8Weights:
         return found.float() * self._spread(scale, shape, begin, end)
 
     def _spread(self, scale: Tensor, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
-        """Return the scale of each number of rows [begin, end), or what broadcasts to that."""
+        """Return the scale of each number in rows [begin, end), or a tensor that broadcasts to that."""
         if scale.numel() == 1:
             return scale.view(1, 1)
         if self._config.block_size is None:
@@ -269,9 +272,9 @@ class Fp8Weights:
         known = [f"{name.removesuffix('weight')}{suffix}" for suffix in _SCALES]
         scales = [one for one in known if one in self._checkpoint.shapes]
         if len(scales) > 1:
-            raise CorruptCheckpoint(f"{self.path}: {' and '.join(scales)} scale one matrix; there must be one of them.")
+            raise CorruptCheckpoint(f"{self.path}: {' and '.join(scales)} scale one matrix; only one may exist.")
         if not scales or len(shape) != 2:
-            what = f"{name} has shape {list(shape)} and is no matrix" if scales else f"{known[0]} is missing"
+            what = f"{name} has shape {list(shape)} and is not a matrix" if scales else f"{known[0]} is missing"
             raise CorruptCheckpoint(f"{self.path}: {what}.")
         (scale,) = scales
         kind = self._checkpoint.types[scale]
@@ -282,7 +285,8 @@ class Fp8Weights:
         found, allowed = self._checkpoint.shapes[scale], self._shapes_of_scale(shape)
         if found not in allowed:
             wanted = " or ".join(str(list(one)) for one in allowed)
-            raise CorruptCheckpoint(f"{self.path}: {scale} has shape {list(found)}; for {list(shape)} it is {wanted}.")
+            told = f"{scale} has shape {list(found)}; for {list(shape)} it must be {wanted}."
+            raise CorruptCheckpoint(f"{self.path}: {told}")
         return scale
 
     def _shapes_of_scale(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

@@ -1,8 +1,8 @@
-"""RandomWeights: a source without files, of the shape that config.json tells, for who measures and reads no answers.
+"""RandomWeights: a weight source without files, with the shapes of config.json, for measuring speed.
 
-A model of 16 GB takes minutes to fetch and to read, and its speed does not depend on what its numbers are. They are
-those of a model before its first training step: matrices normal around 0, norms 1, biases 0, so that activations stay
-finite. Experts that config.json says are stored in MXFP4 have random codes, so that gpt-oss takes the bytes it has.
+A model of 16 GB takes minutes to fetch and to read, and its speed does not depend on its numbers. The numbers are
+those of a model before its first training step: matrices normal around 0, norms 1, biases 0, so that activations
+stay finite. Experts that config.json declares as MXFP4 get random codes, so gpt-oss takes the bytes it has.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from twostroke.model.registry import parameters_of, parts_of
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
 _DEVIATION = 0.02
-"""Of matrices, as most models are initialised."""
+"""Standard deviation of matrices, the usual one at initialization."""
 _SCALE_OF_CODES = 2.0**-8
 _OF_EXPERTS = re.compile(r"\.experts\.\d+\.\w+\.weight\Z")
 _ROWS_ALIKE = 64
-"""Rows that are drawn from one seed: whoever reads some of a matrix's rows gets what they are in the whole."""
+"""Rows drawn from one seed, so that reading some rows of a matrix gives the same numbers as reading all."""
 
 
 class RandomWeights:
-    """Floats that are drawn when they are read, on the device that they are for; a WeightSource.
+    """Random floats, drawn when they are read, on the target device. Implements WeightSource.
 
-    A row depends on the weight's name, its place and the kind of device alone: not on who else was read, so that ranks
-    that have a share of the rows each are one model.
+    A row depends only on the weight's name, the row's index and the kind of device. It does not depend on other
+    reads, so ranks that each have some of the rows form one consistent model.
 
     Args:
         path: the model's folder, for messages.
-        config: of the model.
-        device: where they are made.
+        config: config of the model.
+        device: device on which the numbers are drawn.
     """
 
     def __init__(self, path: Path, config: ModelConfig, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class RandomWeights:
         return MXFP4 if self.quantization is not None and _OF_EXPERTS.search(name) else None
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
-        """See WeightSource; [num_rows, columns] or [num_rows], in `dtype`, on the device."""
+        """Return [num_rows, columns] or [num_rows], in `dtype`, on the device."""
         shape = self.weights[name].shape
         begin, end, _ = rows.indices(shape[0])
         if len(shape) == 1:
@@ -69,14 +69,14 @@ class RandomWeights:
         generator = torch.Generator(self._device)
         for first in range(begin // _ROWS_ALIKE * _ROWS_ALIKE, end, _ROWS_ALIKE):
             low, high = max(first, begin), min(first + _ROWS_ALIKE, end)
-            # all of them and in float32, whatever is wanted: other types would draw other numbers
+            # draw the whole range in float32, whatever is requested: other types would draw other numbers
             drawn = torch.empty(_ROWS_ALIKE, shape[1], dtype=torch.float32, device=self._device)
             drawn.normal_(0.0, _DEVIATION, generator=generator.manual_seed(_seed(name, first)))
             found[low - begin : high - begin].copy_(drawn[low - first : high - first])
         return found
 
     def _codes(self, name: str, begin: int, end: int, dtype: torch.dtype) -> QuantizedWeight:
-        """Return rows [begin, end) of an expert's matrix in 4 bits; their deviation is that of matrices of floats."""
+        """Return rows [begin, end) of an expert's matrix in 4 bits, with the deviation of float matrices."""
         generator, num_columns = torch.Generator(self._device), self.weights[name].shape[1]
         first, drawn = begin // _ROWS_ALIKE * _ROWS_ALIKE, list[Tensor]()
         for row in range(first, end, _ROWS_ALIKE):
@@ -89,10 +89,10 @@ class RandomWeights:
 
 
 def _parts(names: tuple[str, ...], rows: tuple[int, ...]) -> list[tuple[str, int]]:
-    """What is stored of one of our parameters, each with its rows: apart, or all under one name."""
+    """Return the stored parts of a parameter with the rows of each: separate, or all under one name."""
     return list(zip(names, rows if len(names) == len(rows) else (sum(rows),), strict=True))
 
 
 def _seed(name: str, first_row: int) -> int:
-    """The same in every process, which `hash` is not."""
+    """Return a seed that is the same in every process, unlike `hash`."""
     return crc32(f"{name} {first_row}".encode())

@@ -1,4 +1,4 @@
-"""Architecture name to its maths and its names; lookup, nothing else. A model's file is imported on first use."""
+"""Table of architectures, by name: model class and tensor names. A model's module is imported on first use."""
 
 from __future__ import annotations
 
@@ -50,29 +50,32 @@ if TYPE_CHECKING:
     from twostroke.model.decoder import DecoderModel, Parameter
 
 _MOST_KEPT = 2
-"""Models whose parameters are kept: the served one, and its drafter. Those with experts have up to 100,000."""
+"""Models whose parameter tables are cached: the served one and its drafter. Those with experts have up to 100,000."""
 ExpertStacks = Literal["rows", "interleaved_columns"]
-"""Matrices [outputs, inputs] whose rows are the gate's, then the up projection's; or [inputs, outputs] whose columns
-are of both in turn (gpt-oss)."""
+"""Layout of an expert's matrix in a stack that holds gate and up.
+
+rows: [outputs, inputs], first the rows of gate, then those of up. interleaved_columns: [inputs, outputs] with
+alternating columns of both (gpt-oss).
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Architecture:
-    """Where an architecture is."""
+    """Model class, tensor names and checkpoint layout of an architecture."""
 
     path: str
-    """`module:Class`, a DecoderModel."""
+    """Model class as `module:Class`, a DecoderModel."""
     names: NameTable
     can_split: bool = False
-    """Whether its layers know that they may have some of the heads only (Placement.split)."""
+    """Whether its layers support having only some of the heads (Placement.split)."""
     has_transposed_matrices: bool = False
-    """Whether checkpoints of floats store the matrices of layers as [inputs, outputs]."""
+    """Whether float checkpoints store the matrices of layers as [inputs, outputs]."""
     has_norms_by_head: bool = False
-    """Whether checkpoints store the weights of q's and k's norms as one tensor for each head."""
+    """Whether checkpoints store the weights of q's and k's norms as one tensor per head."""
     expert_stacks: ExpertStacks = "rows"
-    """How checkpoints of floats that keep a layer's experts in one tensor store each of them."""
+    """Layout of each expert in float checkpoints that store a layer's experts in one tensor."""
     has_qkv_by_kv_head: bool = False
-    """Whether checkpoints store q, k and v as one tensor, in which what belongs to one KV head lies together."""
+    """Whether checkpoints store q, k and v as one tensor in which the rows of a KV head are adjacent."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -131,22 +134,22 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def register(name: str, architecture: Architecture, traits: ArchitectureTraits) -> None:
-    """Adds an architecture from outside the package.
+    """Add an architecture from outside the package.
 
     Args:
-        name: as config.json lists it under `architectures`.
-        architecture: its maths and its names.
-        traits: how its config.json is read.
+        name: name in config.json under `architectures`.
+        architecture: its model class and tensor names.
+        traits: rules for reading its config.json.
     """
     ARCHITECTURES[name] = architecture
     ARCHITECTURE_TRAITS[name] = traits
 
 
 def architecture(name: str) -> Architecture:
-    """Looks an architecture up.
+    """Return the architecture of a name.
 
     Raises:
-        UnsupportedModel: there is none of that name; the known ones are listed.
+        UnsupportedModel: the name is unknown; the known ones are listed.
     """
     if name not in ARCHITECTURES:
         raise UnsupportedModel(f"no architecture {name!r}; known: {', '.join(sorted(ARCHITECTURES))}.")
@@ -154,10 +157,10 @@ def architecture(name: str) -> Architecture:
 
 
 def model_class(name: str) -> type[DecoderModel]:
-    """Imports the maths of an architecture.
+    """Import and return the model class of an architecture.
 
     Raises:
-        UnsupportedModel: there is none of that name; the known ones are listed.
+        UnsupportedModel: the name is unknown; the known ones are listed.
     """
     module, _, class_name = architecture(name).path.partition(":")
     return getattr(import_module(module), class_name)
@@ -174,9 +177,10 @@ def parts_of(config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
 
 
 def counted_parameters(config: ModelConfig) -> Mapping[str, int]:
-    """Return how often each parameter counts, by name: one of a layer's first expert stands for all, which are alike.
+    """Return the multiplicity of parameters by name: those of a layer's first expert count for all experts, which are
+    alike.
 
-    The others are left out: a model of 128 experts has 60 times as many parameters as it has kinds of them.
+    Parameters of other experts are left out: a model of 128 experts has 60 times as many parameters as distinct ones.
     """
     return _tables(config, architecture(config.architecture)).counted
 
@@ -189,7 +193,7 @@ class _Tables(NamedTuple):
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _tables(config: ModelConfig, entry: Architecture) -> _Tables:
-    """Make what is known of a model's parameters: of experts there are many, and plans ask often."""
+    """Build the parameter tables of a model; cached, because experts are many and plans ask often."""
     parameters = model_class(config.architecture).parameters(config)
     parts = {name: checkpoint_names(entry.names, name) for name in parameters}
     counted = {name: times for name in parameters if (times := _num_alike(config, name))}
@@ -197,7 +201,7 @@ def _tables(config: ModelConfig, entry: Architecture) -> _Tables:
 
 
 def _num_alike(config: ModelConfig, name: str) -> int:
-    """Return how many parameters one stands for; 0: it is of an expert, but not of a layer's first."""
+    """Return how many parameters one counts for; 0 for an expert other than its layer's first."""
     if not is_of_expert(name):
         return 1
     layer, is_first, _ = name.partition(".experts.0.")
@@ -206,18 +210,18 @@ def _num_alike(config: ModelConfig, name: str) -> int:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Numbers in a model's weights, known before a file is opened; a tied head is not counted again."""
+    """Return the number of weights in a model without opening a file; a tied head is not counted again."""
     parameters = parameters_of(config)
     return sum(times * parameters[name].size for name, times in counted_parameters(config).items())
 
 
 def is_of_expert(name: str) -> bool:
-    """Whether a parameter belongs to an expert that a router chooses: `layers.3.experts.17.down.weight`."""
+    """Return whether a parameter belongs to a routed expert: `layers.3.experts.17.down.weight`."""
     return ".experts." in name
 
 
 def num_active_parameters(config: ModelConfig) -> int:
-    """Return how many of a model's numbers a token needs: all but those of the experts that it does not choose."""
+    """Return the number of weights that one token uses: all except those of experts not chosen for it."""
     parameters, num_idle = parameters_of(config), 0
     for name in filter(is_of_expert, counted_parameters(config)):
         experts = config.layers[int(name.split(".")[1])].experts

@@ -1,13 +1,14 @@
-"""The rows of q, k and v in the order in which kernels read and rotate them.
+"""Reordering of the rows of q, k and v into the order that kernels read and rotate.
 
-Kernels turn number j of the first half of a head against number j of the second half. A checkpoint may pair neighbours
-instead, or rotate only the first numbers of a head. Since q · k adds up products over a head, any order of its numbers
-serves, as long as q and k have the same one: so the rows that make them are put in order when they are read.
+Kernels rotate number j of the first half of a head with number j of the second half. A checkpoint may pair
+neighbours instead, or rotate only the first numbers of a head. q · k is a sum over a head, so any order of its
+numbers gives the same result if q and k use the same one. So the rows that produce them are reordered when they are
+read.
 
     rotated in part, 4 of 8:   a0 a1 b0 b1 c d e f   ─►   a0 a1 c d   b0 b1 e f
     neighbours:                a0 b0 a1 b1 a2 b2     ─►   a0 a1 a2    b0 b1 b2
 
-A checkpoint may also keep together what belongs to one KV head; here all of q comes first, then k, then v.
+A checkpoint may also group rows by KV head; here all of q comes first, then k, then v.
 
     by KV head:                q0 q1 k0 v0   q2 q3 k1 v1   ─►   q0 q1 q2 q3   k0 k1   v0 v1
 """
@@ -28,7 +29,7 @@ from twostroke.model.weight_source import ALL_ROWS, WeightSource, WrappedSource
 
 
 def in_rotary_order(source: WeightSource, config: ModelConfig) -> WeightSource:
-    """Return the same weights with the rows of q and k in order; the source itself where they are."""
+    """Return the weights with the rows of q and k in order; `source` itself if they already are."""
     entry = architecture(config.architecture)
     rows: dict[str, Tensor] = {}
     columns: dict[str, Tensor] = {}
@@ -47,7 +48,7 @@ def in_rotary_order(source: WeightSource, config: ModelConfig) -> WeightSource:
 
 
 def head_order(layer: LayerSpec) -> Tensor | None:
-    """Return where each number of a head is stored, int64 [head_dim]; None: they are in order."""
+    """Return the stored position of each number of a head, int64 [head_dim]; None: they are in order."""
     if layer.rope is None:
         return None
     head_dim = layer.kv.head_dim
@@ -60,7 +61,7 @@ def head_order(layer: LayerSpec) -> Tensor | None:
 
 
 def _qkv_rows(parts: Sequence[str], layer: LayerSpec, order: Tensor | None, *, by_kv_head: bool) -> dict[str, Tensor]:
-    """Return where the rows of q, k and v are stored, for each stored part: one of all three, or one of each."""
+    """Return the stored positions of the rows of q, k and v, for each stored part: one for all three, or one each."""
     in_order = torch.arange(layer.kv.head_dim)
     order = in_order if order is None else order
     num_q, num_kv = layer.num_heads, layer.kv.num_kv_heads
@@ -70,19 +71,19 @@ def _qkv_rows(parts: Sequence[str], layer: LayerSpec, order: Tensor | None, *, b
     k, v = num_q + k, num_q + num_kv + k
     if by_kv_head:
         num_together = num_q // num_kv
-        q = q + 2 * (q // num_together)  # behind the k and the v of each KV head before
+        q = q + 2 * (q // num_together)  # skip the k and v of all preceding KV heads
         k = torch.arange(num_kv) * (num_together + 2) + num_together
         v = k + 1
     return {parts[0]: torch.cat([_of_heads(q, order), _of_heads(k, order), _of_heads(v, in_order)])}
 
 
 def _of_heads(heads: Tensor, order: Tensor) -> Tensor:
-    """Return the rows of some heads, one behind the other."""
+    """Return the rows of some heads, concatenated."""
     return (heads[:, None] * len(order) + order).flatten()
 
 
 class _Ordered(WrappedSource):
-    """Gives the rows of some weights, and the columns of others, in another order."""
+    """A WeightSource that reorders the rows of some weights, and the columns of others."""
 
     def __init__(self, source: WeightSource, rows: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> None:
         super().__init__(source)
@@ -97,5 +98,5 @@ class _Ordered(WrappedSource):
             return super().read(name, dtype, rows)
         places = self._rows[name][rows]
         first = int(places.min())
-        found = self._source.read(name, dtype, slice(first, int(places.max()) + 1))  # those of a few heads
+        found = self._source.read(name, dtype, slice(first, int(places.max()) + 1))  # the rows of a few heads
         return found[places - first] if isinstance(found, Tensor) else found.of_rows(places - first)

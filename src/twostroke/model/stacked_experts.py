@@ -1,13 +1,13 @@
-"""UnstackedExperts: the matrices of a layer's experts one by one, of a checkpoint that stores them as stacks.
+"""UnstackedExperts: the matrices of a layer's experts one by one, from a checkpoint that stores them as stacks.
 
 model.layers.0.mlp.experts.gate_up_proj [8, 2 I, H]  ─►  model.layers.0.mlp.experts.0.gate_proj.weight [I, H]
                                                          model.layers.0.mlp.experts.0.up_proj.weight [I, H] …
 model.layers.0.mlp.experts.down_proj [8, H, I]       ─►  model.layers.0.mlp.experts.0.down_proj.weight [H, I] …
 
-Granite's are `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`. Published checkpoints
-of Qwen3-VL have matrices the other way round, [8, H, 2 I] and [8, I, H]. Those that transformers writes do not: the
-shape tells, as in transformers. gpt-oss has biases, `gate_up_proj_bias` [8, 2 I] and `down_proj_bias` [8, H], matrices
-the other way round, and gate and up in turn.
+Granite names them `block_sparse_moe.input_linear.weight` and `block_sparse_moe.output_linear.weight`. Published
+checkpoints of Qwen3-VL store matrices transposed, [8, H, 2 I] and [8, I, H]. Those written by transformers do not;
+the shape decides, as in transformers. gpt-oss has biases, `gate_up_proj_bias` [8, 2 I] and `down_proj_bias` [8, H],
+transposed matrices, and gate and up interleaved.
 """
 
 from __future__ import annotations
@@ -29,34 +29,43 @@ PARTS = {
     "down_proj": ("down_proj",),
     "output_linear": ("down_proj",),
 }
-"""What the rows of each expert's matrix in a stack are, in equal parts."""
+"""Projections in the rows of each expert's matrix in a stack, in equal parts."""
 _BIAS = "_bias"
 
 _CORRECTION = "e_score_correction_bias"
-"""A vector, which ERNIE stores as a matrix of one row."""
+"""Suffix of a vector that ERNIE stores as a matrix of one row."""
 
 
 class UnstackedExperts(WrappedSource):
-    """Gives each part of a stored stack [num_experts, N, K], or of biases [num_experts, N], a name of its own."""
+    """A WeightSource that names each part of a stored stack [num_experts, N, K], or of biases [num_experts, N]."""
 
     def __init__(self, source: WeightSource, stacks: ExpertStacks, hidden_size: int, experts: ExpertsSpec) -> None:
-        """Takes the weights as they are stored, the order of those in stacks, and the experts of a layer.
+        """Name the parts of all stacks.
+
+        Args:
+            source: weights as they are stored.
+            stacks: layout of matrices in stacks.
+            hidden_size: hidden size of the model.
+            experts: experts of a layer.
 
         Raises:
-            CorruptCheckpoint: an expert's matrix is stored by itself, too, or a stack has another number of dimensions,
-                or rows that cannot be both gate and up.
+            CorruptCheckpoint: an expert's matrix is also stored separately, or a stack has another number of
+            dimensions, or
+                a number of rows that cannot hold both gate and up.
         """
         self._stacks: ExpertStacks = stacks
         self._num_experts = experts.num_experts
         size = experts.intermediate_size
         shapes = {2: (2 * size, hidden_size), 1: (hidden_size, size)}
         self._turned: set[str] = set()
-        """Stacks of matrices [inputs, outputs]."""
+        """Names of stacks whose matrices are transposed, [inputs, outputs]."""
         self._places: dict[str, tuple[str, int, slice]] = {}
         """Stack, expert and rows, by the name of a matrix or a bias."""
         self._last: tuple[str, int, Tensor] | None = None
-        """The expert's matrix that was read last, with its stack: rows of one that lies the other way round are read
-        as a whole, and asked for a few at a time."""
+        """Stack, index and matrix of the last expert read.
+
+        Rows of a transposed matrix require reading it whole, and they are requested a few at a time.
+        """
         found: dict[str, StoredWeight] = {}
         for name, weight in source.weights.items():
             if name.endswith(_CORRECTION) and weight.shape[:-1] == (1,):
@@ -81,7 +90,7 @@ class UnstackedExperts(WrappedSource):
                     own = f"{block}.experts.{expert}.{part}.{kind}"
                     if own in source.weights or own in self._places:
                         raise CorruptCheckpoint(
-                            f"{source.path}: {own} is there twice: by itself and within {name}. Remove one."
+                            f"{source.path}: {own} is stored twice: by itself and within {name}. Remove one."
                         )
                     self._places[own] = name, expert, self._rows_of_part(place, len(parts), num_rows)
                     told = f"{part} of {name}[{expert}]"
@@ -89,11 +98,11 @@ class UnstackedExperts(WrappedSource):
         super().__init__(source, found)
 
     def _refusal(self, source: WeightSource, name: str, expected: tuple[int, ...]) -> CorruptCheckpoint:
-        """Return the error of a stack that cannot be taken apart, for the shape of an expert's part of it."""
+        """Return the error for a stack that cannot be split; `expected` is the shape of one expert's matrix in it."""
         expected = expected[::-1] if self._stacks == "interleaved_columns" else expected
         return CorruptCheckpoint(
             f"{source.path}: {name_shown(name)} is {list(source.weights[name].shape)} instead of "
-            f"{[self._num_experts, *expected]}, as config.json has it. Download the model again."
+            f"{[self._num_experts, *expected]}, as config.json requires. Download the model again."
         )
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
@@ -104,7 +113,7 @@ class UnstackedExperts(WrappedSource):
         return self._matrix(stack, expert, dtype)[of_part][rows]
 
     def _matrix(self, stack: str, expert: int, dtype: torch.dtype) -> Tensor:
-        """Return what an expert has in a stack, [outputs, inputs] or [outputs]."""
+        """Return an expert's matrix or bias in a stack, [outputs, inputs] or [outputs]."""
         if self._last is not None and self._last[:2] == (stack, expert):
             return self._last[2]
         found = self._source.read(stack, dtype, slice(expert, expert + 1))

@@ -1,4 +1,5 @@
-"""StackedNorms: norms of heads as one tensor [num_heads, head_dim], of a checkpoint with a tensor a head (StableLM 2).
+"""StackedNorms: norms of heads as one tensor [num_heads, head_dim], from checkpoints with a tensor per head (StableLM
+2).
 
 model.layers.0.self_attn.q_layernorm.norms.0.weight  ┐
 model.layers.0.self_attn.q_layernorm.norms.1.weight  ┴─►  model.layers.0.self_attn.q_layernorm.weight
@@ -19,13 +20,13 @@ _OF_A_HEAD = re.compile(r"(.+_layernorm)\.norms\.(\d+)\.weight")
 
 
 class StackedNorms(WrappedSource):
-    """Gives the norms of a layer's heads as one weight."""
+    """A WeightSource that presents the norms of a layer's heads as one weight."""
 
     def __init__(self, source: WeightSource) -> None:
-        """Takes the weights as they are stored.
+        """Group the norms of each layer.
 
         Raises:
-            CorruptCheckpoint: a head's norm is missing, or another shape than the first's.
+            CorruptCheckpoint: a head's norm is missing, or has another shape than the first's.
         """
         self._heads: dict[str, dict[int, str]] = {}
         found: dict[str, StoredWeight] = {}
@@ -38,7 +39,7 @@ class StackedNorms(WrappedSource):
         for name, heads in self._heads.items():
             shapes = {source.weights[part].shape for part in heads.values()}
             if len(shapes) > 1 or sorted(heads) != list(range(len(heads))):
-                raise CorruptCheckpoint(f"{source.path}: {name} is not whole: heads {sorted(heads)}, shapes {shapes}.")
+                raise CorruptCheckpoint(f"{source.path}: {name} is incomplete: heads {sorted(heads)}, shapes {shapes}.")
             found[name] = StoredWeight((len(heads), *shapes.pop()))
         super().__init__(source, found)
 

@@ -1,4 +1,4 @@
-"""Checks that a source has the tensors of a model, in their shapes, and no others."""
+"""Check that a source has exactly the tensors of a model, in their shapes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from twostroke.model.weight_source import StoredWeight, WeightSource
 
 
 def check_shapes(source: WeightSource, config: ModelConfig) -> None:
-    """Refuse tensors that are missing, misshapen or of no use.
+    """Raise if tensors are missing, misshapen or unused.
 
     Args:
-        source: of the weights.
-        config: of the model.
+        source: source of the weights.
+        config: config of the model.
 
     Raises:
-        CorruptCheckpoint: there are such; all of them are named as they are stored.
+        CorruptCheckpoint: all such tensors, under their stored names.
     """
     parameters, stored = parameters_of(config), parts_of(config)
     missing: list[str] = []
@@ -54,7 +54,7 @@ def check_shapes(source: WeightSource, config: ModelConfig) -> None:
 
 
 def _placed(found: StoredWeight, part: str) -> str:
-    """Return a weight by its file's name, and of one within a stack which part of an expert it is."""
+    """Return a weight's name in its file; for a weight within a stack, also the expert's part."""
     if found.stack is None:
         return f"{name_shown(found.stored_name or part)} is"
     stack = found.stack
@@ -62,8 +62,11 @@ def _placed(found: StoredWeight, part: str) -> str:
 
 
 def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
-    """Old checkpoints store the rotary frequencies, tied ones sometimes the head a second time, AutoGPTQ a bias of
-    zeros for every map that it quantized, and Gemma 4's K and V of layers that read those of others.
+    """Return whether an extra tensor is expected and ignored.
+
+    Old checkpoints store the rotary frequencies. Tied ones sometimes store the head a second time, AutoGPTQ a bias
+    of zeros for every matrix that it quantized, and Gemma 4 the K and V projections of layers that use those of
+    other layers.
     """
     if is_unread_kv(name, config) or is_of_prediction(name, config):
         return True

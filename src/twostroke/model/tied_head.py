@@ -1,4 +1,4 @@
-"""TiedHead: the embedding of a checkpoint that ties it to the head, and stores the two as the head alone."""
+"""TiedHead: the embedding of a checkpoint that ties it to the head, and stores only the head."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from twostroke.model.weight_source import ALL_ROWS, WeightSource, WrappedSource
 
 
 class TiedHead(WrappedSource):
-    """Gives the head under the name of the embedding."""
+    """A WeightSource that presents the head under the name of the embedding."""
 
     def __init__(self, source: WeightSource, head: str, embedding: str) -> None:
-        """Takes the weights as they are stored, and the names of the two."""
+        """Rename `head` to `embedding`."""
         self._head, self._embedding = head, embedding
         super().__init__(source, {embedding if name == head else name: one for name, one in source.weights.items()})
 
@@ -22,6 +22,6 @@ class TiedHead(WrappedSource):
 
 
 def with_embedding(source: WeightSource, head: str, embedding: str) -> WeightSource:
-    """Return the weights of a model whose embedding is its head, whichever of the two is stored."""
+    """Return the weights of a model with tied embedding and head, whichever of the two is stored."""
     is_head_alone = head in source.weights and embedding not in source.weights
     return TiedHead(source, head, embedding) if is_head_alone else source

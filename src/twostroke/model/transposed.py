@@ -1,4 +1,4 @@
-"""Transposed: matrices of layers as [outputs, inputs], of a checkpoint that stores them the other way round (GPT-2)."""
+"""Transposed: matrices of layers as [outputs, inputs], from a checkpoint that stores [inputs, outputs] (GPT-2)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LAYERS = "transformer.h."
 
 
 class Transposed(WrappedSource):
-    """Gives matrices of floats the other way round."""
+    """A WeightSource that transposes float matrices of layers."""
 
     def __init__(self, source: WeightSource) -> None:
-        """Takes the weights as they are stored."""
+        """Transpose the shapes of matrices of layers."""
         weights = {
             name: replace(weight, shape=weight.shape[::-1]) if _is_matrix(name, weight) else weight
             for name, weight in source.weights.items()

@@ -1,7 +1,7 @@
-"""Checkpoint names to ours: one table per architecture, nothing else.
+"""Checkpoint names to ours: one table per architecture.
 
-A table maps a module of ours to the checkpoint's module, or to several whose rows are laid one under the other when
-they are loaded. `{i}` is the layer and `{e}` an expert; `.weight` and `.bias` follow by themselves.
+A table maps our module to the checkpoint's module, or to several whose rows are concatenated when they are loaded.
+`{i}` is the layer and `{e}` an expert; `.weight` and `.bias` are appended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LLAMA: NameTable = {
     "norm": "model.norm",
     "lm_head": "lm_head",
 }
-"""Llama, Mistral and Qwen2 alike."""
+"""Names of Llama, Mistral and Qwen2."""
 
 QWEN3: NameTable = {
     **LLAMA,
@@ -58,10 +58,10 @@ OLMO2: NameTable = {
     "layers.{i}.attention_out_norm": "model.layers.{i}.post_attention_layernorm",
     "layers.{i}.mlp_out_norm": "model.layers.{i}.post_feedforward_layernorm",
 }
-"""Norms behind attention and MLP: OLMo 2, OLMo 3 and EXAONE 4."""
+"""Norms after attention and MLP: OLMo 2, OLMo 3 and EXAONE 4."""
 
 GEMMA2: NameTable = {**OLMO2, "layers.{i}.mlp_norm": "model.layers.{i}.pre_feedforward_layernorm"}
-"""Norms around them: Gemma 2 and 3."""
+"""Norms before and after attention and MLP: Gemma 2 and 3."""
 
 GEMMA4: NameTable = {
     **GEMMA2,
@@ -209,7 +209,7 @@ QWEN2_MOE: NameTable = {
 }
 
 QWEN3_MOE: NameTable = {**QWEN3, **_experts("mlp")}
-"""Qwen 3's sparse models, and OLMoE."""
+"""Names of Qwen 3's sparse models and OLMoE."""
 
 GRANITE_MOE: NameTable = {
     **LLAMA,
@@ -222,7 +222,7 @@ GLM4_MOE: NameTable = {
     **_shared_expert("mlp.shared_experts"),
     "layers.{i}.routing": "model.layers.{i}.mlp.gate",
 }
-"""GLM 4.5 and dots.llm1."""
+"""Names of GLM 4.5 and dots.llm1."""
 
 MINIMAX_M2: NameTable = {
     **QWEN3,
@@ -255,7 +255,7 @@ GPT_OSS: NameTable = {
 
 
 def checkpoint_names(table: NameTable, name: str) -> tuple[str, ...]:
-    """The checkpoint's tensors that make up ours.
+    """Return the checkpoint's tensors that make up one of ours.
 
     >>> checkpoint_names(LLAMA, "layers.7.gate_up.weight")
     ('model.layers.7.mlp.gate_proj.weight', 'model.layers.7.mlp.up_proj.weight')

@@ -1,4 +1,4 @@
-"""Which rows of which stored weights make up one of ours: what the loader reads, and what its size is counted from."""
+"""Rows of stored weights that make up a weight of a model, for the loader and for computing its size."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ class Piece:
 
 
 def is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
-    """Whether it is a matrix of a product in the model's type. A table is none, unless it is the head too, nor are
-    norms' weights and routers."""
+    """Return whether a parameter is a matrix multiplied in the model's dtype.
+
+    Tables are not, unless the table is also the head; norms' weights and routers are not.
+    """
     is_other = parameter.is_wide or parameter.is_table or parameter.is_router
     is_matrix = parameter.columns is not None and not is_other
     return is_matrix and (name != "embedding.weight" or config.tie_word_embeddings)
 
 
 def is_packed(name: str, config: ModelConfig, parameter: Parameter, source: WeightSource, parts: Sequence[str]) -> bool:
-    """Whether it is packed by an operator: a matrix of a product, or a table that is stored quantized and stays so.
+    """Return whether an operator packs a parameter: a multiplied matrix, or a table that is stored quantized and stays
+    so.
 
     Args:
-        name: of ours.
-        config: of the model.
+        name: our name.
+        config: config of the model.
         parameter: its shape.
-        source: of the weights.
-        parts: names of what is stored of it.
+        source: source of the weights.
+        parts: names of its stored parts.
     """
     if is_multiplied(name, config, parameter):
         return True
@@ -47,12 +50,12 @@ def is_packed(name: str, config: ModelConfig, parameter: Parameter, source: Weig
 def with_dealt_experts(
     parameters: Mapping[str, Parameter], config: ModelConfig, own: Callable[[int], range]
 ) -> dict[str, Parameter]:
-    """Return the parameters of a rank that has some experts of each layer as a whole.
+    """Return the parameters of a rank that has some whole experts of each layer.
 
     Args:
-        parameters: of the model.
-        config: of the same model.
-        own: the experts that the rank has of so many.
+        parameters: parameters of the model.
+        config: config of the same model.
+        own: returns the experts that the rank has of a given number.
     """
     found: dict[str, Parameter] = {}
     for name, parameter in parameters.items():
@@ -70,13 +73,14 @@ def with_dealt_experts(
 def pieces_of(
     source: WeightSource, parts: Sequence[str], parameter: Parameter, own: Callable[[int], range]
 ) -> tuple[Piece, ...]:
-    """What of the stored parts a rank has: its rows of q, those of k, and those of v, say, wherever they are stored.
+    """Return the rows of stored parts that a rank has, for example its rows of q, of k and of v, wherever they are
+    stored.
 
     Args:
-        source: of the weights.
-        parts: names of what is stored, one under the other.
-        parameter: what they make up.
-        own: the rows that the rank has of so many.
+        source: source of the weights.
+        parts: names of the stored parts, in order.
+        parameter: the parameter that they make up.
+        own: returns the rows that the rank has of a given number.
     """
     found: list[Piece] = []
     num_stored = [source.weights[part].shape[0] for part in parts]
@@ -94,14 +98,14 @@ def pieces_of(
 
 
 def is_one_weight(source: WeightSource, pieces: Sequence[Piece]) -> bool:
-    """Whether the pieces are read a few rows at a time into one packed weight, whatever their formats."""
+    """Return whether the pieces are read a few rows at a time into one packed weight, whatever their formats."""
     stored = [source.weights[piece.name] for piece in pieces]
     is_of_floats = all(part.format is None for part in stored)
     return is_of_floats or (len({piece.name for piece in pieces}) == 1 and stored[0].is_by_rows)
 
 
 def _joined(pieces: Sequence[Piece], num_stored: Mapping[str, int]) -> tuple[Piece, ...]:
-    """Neighbours in one stored weight as one piece."""
+    """Merge adjacent pieces of one stored weight."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None

@@ -1,8 +1,8 @@
-"""How many bytes a model's weights take once they are loaded, to the byte, before one is read.
+"""Exact size of a model's loaded weights in bytes, computed before any is read.
 
-A backend says what its packing makes of a shape and a format (`Operators.packed_sizes`): kernels of ours fill their
-panels up, and keep biases in float32; torch's keep numbers as they are. Tables and norms are tensors of the model's
-type, but for norms that are wide (Parameter.is_wide).
+The backend gives the packed size of a shape and a format (`Operators.packed_sizes`): our kernels pad their panels
+and keep biases in float32; torch's keep tensors unchanged. Tables and norms are tensors of the model's dtype, except
+wide norms (Parameter.is_wide).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def weight_bytes(
     group_size: int = DEFAULT_GROUP_SIZE,
     split: RankSplit = ALONE,
 ) -> int:
-    """Bytes of all weights once they are loaded; tied ones count once. Of several ranks, the one that has most.
+    """Return the bytes of all loaded weights on the rank that has most; tied weights count once.
 
     Args:
-        source: of the weights; `check_weights` has nothing against it.
-        config: of the same model.
-        dtype: of floats.
-        operators: the backend.
-        quantization: of float weights that are multiplied, while they are loaded.
-        group_size: of its 4 bits.
-        split: what each rank has a share of.
+        source: source of the weights, which passed `check_weights`.
+        config: config of the same model.
+        dtype: type of floats.
+        operators: operators of the backend.
+        quantization: quantization on load of float matrices that are multiplied.
+        group_size: group size for int4.
+        split: scheme by which weights are split across ranks.
     """
     counts = _Counts(source, config, dtype, operators, format_on_load(quantization, group_size))
     return max(counts.of_rank(rank, split) for rank in range(split.num_ranks))
@@ -55,20 +55,20 @@ def expert_bytes(
     quantization: Quantization | None = None,
     group_size: int = DEFAULT_GROUP_SIZE,
 ) -> int:
-    """Bytes of the weights of all experts, shared ones left out; see `weight_bytes`."""
+    """Return the bytes of all routed experts' weights, without shared experts; arguments as for `weight_bytes`."""
     counts = _Counts(source, config, dtype, operators, format_on_load(quantization, group_size))
     return counts.of_parameters(filter(is_of_expert, counts.names))
 
 
 def format_on_load(quantization: Quantization | None, group_size: int) -> QuantizedFormat | None:
-    """What quantizing makes of floats while they are loaded; None where the checkpoint's own format is kept."""
+    """Return the format of floats quantized on load; None if the checkpoint's own format is kept."""
     if quantization in ("int8", "fp8"):
         return QuantizedFormat(8, 128, is_fp8=quantization == "fp8")
     return QuantizedFormat(4, group_size) if quantization == "int4" else None
 
 
 class _Counts:
-    """The sizes of one model's weights, loaded in one way."""
+    """Sizes of one model's weights, loaded with one set of options."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _Counts:
         self._times = counted_parameters(config)
 
     def of_rank(self, rank: int, split: RankSplit) -> int:
-        """Everything that a rank has."""
+        """Return the bytes of all weights of a rank."""
         own, names = partial(rows_of, rank, split.num_ranks), list(self.names)
         total = self._of_slopes(own)
         if split.deals_experts:
@@ -93,7 +93,7 @@ class _Counts:
         return total + self.of_parameters(names, rank, split.num_ranks)
 
     def _of_whole_experts(self, names: Iterable[str], own: Callable[[int], range]) -> int:
-        """What a rank has that has some experts as a whole, by the parameters of each layer's first one."""
+        """Return the bytes of a rank's whole experts, from the parameters of each layer's first one."""
         return sum(
             len(own(self._times[name])) * self._of_parameter(name, range, 1)
             for name in names
@@ -102,11 +102,11 @@ class _Counts:
 
     @property
     def names(self) -> Iterable[str]:
-        """Return the names of the parameters that count; see `counted_parameters`."""
+        """Names of the parameters that count (`counted_parameters`)."""
         return self._times
 
     def of_parameters(self, names: Iterable[str], rank: int = 0, num_ranks: int = 1) -> int:
-        """What a rank has of some parameters."""
+        """Return the bytes that a rank has of some parameters."""
         own = partial(rows_of, rank, num_ranks)
         return sum(
             self._times[name] * self._of_parameter(name, own, num_ranks)
@@ -121,17 +121,17 @@ class _Counts:
         return self._of_tensor(name, parameter, own, num_ranks)
 
     def _of_slopes(self, own: Callable[[int], range]) -> int:
-        """ALiBi's slopes, which each layer keeps in float32."""
+        """Return the bytes of ALiBi slopes, which each layer keeps in float32."""
         num_slopes = sum(len(own(spec.num_heads)) for spec in self._config.layers if spec.has_alibi)
         return num_slopes * torch.float32.itemsize
 
     def _is_packed_with_its_matrix(self, name: str) -> bool:
-        """Whether it is the bias of a product; norms have biases, too."""
+        """Return whether a parameter is the bias of a product; norms have biases, too."""
         matrix = self._parameters.get(name.removesuffix("bias") + "weight")
         return name.endswith(".bias") and matrix is not None and matrix.columns is not None
 
     def _of_matrix(self, name: str, parameter: Parameter, own: Callable[[int], range]) -> int:
-        """Packed, with its bias."""
+        """Return the bytes of a packed matrix with its bias."""
         assert parameter.columns is not None, name
         pieces = pieces_of(self._source, self._parts[name], parameter, own)
         maps = self._maps(pieces)
@@ -153,7 +153,7 @@ class _Counts:
         return num_copies * num_rows * (parameter.columns or 1) * dtype.itemsize
 
     def _of_router(self, name: str, parameter: Parameter) -> int:
-        """A product in float32 with its bias, or a correction of scores."""
+        """Return the bytes of a router's product in float32 with its bias, or of a correction of scores."""
         (num_rows,) = parameter.rows
         if parameter.columns is None:
             return num_rows * torch.float32.itemsize
@@ -161,11 +161,11 @@ class _Counts:
         return bias + self._sizes.weight((num_rows, parameter.columns), None, torch.float32, gated=False)
 
     def _has_bias(self, name: str) -> bool:
-        """Whether a matrix of a product is packed with one."""
+        """Return whether a matrix is packed with a bias."""
         return name.removesuffix("weight") + "bias" in self._parameters
 
     def _maps(self, pieces: Sequence[Piece]) -> list[tuple[int, QuantizedFormat | None]]:
-        """Rows and format of each weight that is packed by itself (kernels.stacked_weight.stack)."""
+        """Return rows and format of each separately packed weight (kernels.stacked_weight.stack)."""
         formats = [self._source.weights[piece.name].format or self._on_load for piece in pieces]
         if is_one_weight(self._source, pieces) or len(set(formats)) == 1:
             return [(sum(piece.num_rows for piece in pieces), formats[0])]

@@ -142,11 +142,11 @@ def test_a_name_that_no_file_can_have_is_no_model(
     monkeypatch.chdir(tmp_path)
     request = '{"custom_id":"1","method":"POST","url":"/v1/completions","body":{"prompt":"x"}}\n'
     Path("requests.jsonl").write_text(request)
-    assert "cannot be looked for (File name too long)" in refused(*command)
+    assert "cannot be looked up (File name too long)" in refused(*command)
 
 
 def test_the_home_of_nobody_is_no_model() -> None:
-    assert "cannot be looked for" in refused("generate", "~nobody-has-this-name/model", "hi")
+    assert "cannot be looked up" in refused("generate", "~nobody-has-this-name/model", "hi")
 
 
 def test_a_prompt_without_spaces_may_be_long() -> None:

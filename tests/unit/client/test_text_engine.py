@@ -589,7 +589,7 @@ def test_end_of_text_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_tokenizers_by_name(folder: str) -> None:
     text_engine("embedded", tokenizer="embedded").close()
-    with pytest.raises(ModelNotFound, match="no hub id"):
+    with pytest.raises(ModelNotFound, match="not a hub id"):
         text_engine(folder, tokenizer="/no/such/folder")
 
 

@@ -221,12 +221,12 @@ def other_floats(tensors: Tensors) -> None:
     ("change", "error", "words"),
     [
         (without_scale, CorruptCheckpoint, "q_proj.weight_scale_inv is missing"),
-        (without_codes, CorruptCheckpoint, "q_proj.weight_scale_inv belongs to no matrix of type F8_E4M3"),
+        (without_codes, CorruptCheckpoint, "q_proj.weight_scale_inv does not belong to a matrix of type F8_E4M3"),
         (misshapen, CorruptCheckpoint, r"has shape \[2, 3\]; for \[40, 40\] it is \[3, 2\]"),
         (scale_of_integers, UnsupportedModel, "has type I32, which is not implemented; known: F32"),
         (scale_of_powers, UnsupportedModel, "has type F8_E8M0, which is not implemented; known: F32"),
         (two_scales, CorruptCheckpoint, "q_proj.weight_scale_inv and .*q_proj.weight_scale scale one matrix"),
-        (other_floats, CorruptCheckpoint, "belongs to no matrix"),
+        (other_floats, CorruptCheckpoint, "does not belong to a matrix"),
     ],
 )
 def test_tensors_that_contradict_each_other_are_refused(
@@ -261,5 +261,5 @@ def test_what_is_stored_in_another_way_is_refused(quantization: dict[str, Any], 
 
 def test_a_method_that_it_is_not_of_is_refused(tmp_path: Path) -> None:
     write(folder := tmp_path / "folder", "blocks")
-    with pytest.raises(SetupError, match=r"quantization=awq: .* is not quantized like that"):
+    with pytest.raises(SetupError, match=r"quantization=awq: .* is not stored in that format"):
         open_weights(folder, read_model_config(folder), "awq")

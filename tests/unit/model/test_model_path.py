@@ -33,7 +33,7 @@ def test_weights_alone_are_told_what_is_missing(tmp_path: Path) -> None:
     weights.write_bytes(b"\0" * 16)
     assert "Give a folder that has config.json and tokenizer.json" in said_of(str(weights))
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    assert "no GGUF file. Give a folder" in said_of(str(tmp_path / "pytorch_model.bin"))
+    assert "not a GGUF file. Give a folder" in said_of(str(tmp_path / "pytorch_model.bin"))
 
 
 def test_what_is_neither_a_file_nor_a_folder_is_told_at_once(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_what_is_neither_a_file_nor_a_folder_is_told_at_once(tmp_path: Path) -> 
         (tmp_path / "link.gguf").symlink_to(pipe)
         kinds = {"/dev/null": "a device", "/dev/zero": "a device", str(pipe): "a pipe", str(place): "a socket"}
         for path, kind in {**kinds, str(tmp_path / "link.gguf"): "a pipe"}.items():
-            assert said_of(path).startswith(f"{path} is {kind}, and no model can be read from it. Give a folder")
+            assert said_of(path).startswith(f"{path} is {kind}; a model cannot be read from it. Give a folder")
 
 
 def test_a_folder_of_gguf_files(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_a_gguf_file_by_any_name_is_read(tmp_path: Path) -> None:
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "give its id: Qwen/Qwen3-0.6B"),
         ("hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", "give its id: bartowski/Llama-3.2-1B-Instruct-GGUF"),
         ("Tell me a story", "Names of models have no spaces"),
-        ("/no/such/folder", "it is no hub id (owner/name). Check the path."),
+        ("/no/such/folder", "it is not a hub id (owner/name). Check the path."),
         ("./model.GGUF", "there is no file './model.GGUF'"),
-        ("owner/name/file", "it is no hub id"),
+        ("owner/name/file", "it is not a hub id"),
     ],
 )
 def test_words_that_name_nothing(model: str, words: str) -> None:

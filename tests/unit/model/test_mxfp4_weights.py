@@ -157,7 +157,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
     ("exponent", "error", "message"),
     [
         (255, CorruptCheckpoint, r"NaN or infinity in gate_proj of .*layers.1.mlp.experts.gate_up_proj_blocks\[2\]"),
-        (144, UnsupportedModel, r"gate_up_proj_scales\[2\] reaches 2\^17; known: up to 2\^16"),
+        (144, UnsupportedModel, r"gate_up_proj_scales\[2\] reaches 2\^17; at most 2\^16"),
     ],
 )
 def test_scales_that_are_no_numbers_of_float16(

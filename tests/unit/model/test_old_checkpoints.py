@@ -72,5 +72,7 @@ def test_a_norm_of_a_head_that_is_missing(tmp_path: Path) -> None:
     naive_model.build(tmp_path, "StableLm", qk_layernorm=True)
     lost = "model.layers.1.self_attn.k_layernorm.norms.0.weight"
     rewrite(tmp_path, lambda weights: {name: tensor for name, tensor in weights.items() if name != lost})
-    with pytest.raises(CorruptCheckpoint, match=r"layers\.1\.self_attn\.k_layernorm\.weight is not whole: heads \[1\]"):
+    with pytest.raises(
+        CorruptCheckpoint, match=r"layers\.1\.self_attn\.k_layernorm\.weight is incomplete: heads \[1\]"
+    ):
         open_weights(tmp_path, read_model_config(tmp_path))

@@ -279,7 +279,7 @@ Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
             AWQ,
             add("rest", torch.zeros(1, dtype=torch.int32)),
             UnsupportedModel,
-            "rest has type I32; .* no part of a map",
+            "rest has type I32; .* does not belong to a quantized matrix",
         ),
         (
             AWQ,
@@ -291,7 +291,7 @@ Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
         (AWQ, set_tensor(f"{Q}.qweight", lambda t: t[:0]), CorruptCheckpoint, rf"{Q}\.qweight .* must be a matrix"),
         (AWQ, set_tensor(f"{Q}.qweight", lambda t: t[:, 0]), CorruptCheckpoint, rf"{Q}\.qweight .* must be a matrix"),
         (AWQ, set_tensor(f"{Q}.scales", lambda t: t.int()), UnsupportedModel, r"scales has type I32; known: F16"),
-        (AWQ, add(f"{Q}.weight", torch.zeros(64, 64)), CorruptCheckpoint, rf"{Q}\.weight is there twice"),
+        (AWQ, add(f"{Q}.weight", torch.zeros(64, 64)), CorruptCheckpoint, rf"{Q}\.weight is stored twice"),
         (
             AWQ,
             set_tensor(f"{Q}.scales", lambda t: t * torch.nan),
@@ -353,6 +353,6 @@ def test_mixed_precisions_are_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("gptq-4bit-g32-llama")
     edit_config(folder, bits=8)
     with pytest.raises(
-        CorruptCheckpoint, match=r"model\.layers\.\S+ is .* every map must be stored as config\.json says"
+        CorruptCheckpoint, match=r"model\.layers\.\S+ is .* every matrix must be stored as config\.json says"
     ):
         open_folder(folder)

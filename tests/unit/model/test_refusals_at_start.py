@@ -54,7 +54,7 @@ def test_a_quantization_that_would_fit_is_named(
             LLM(str(random_models["llama"]))
 
 
-@pytest.mark.parametrize(("width", "remedy"), [(80, r"None of 32, 64, 128 does; take int8"), (96, "Take 32, or int8")])
+@pytest.mark.parametrize(("width", "remedy"), [(80, r"None of 32, 64, 128 does; use int8"), (96, "Use 32, or int8")])
 def test_groups_divide_the_width(width: int, remedy: str, tmp_path: Path) -> None:
     folder = write_random_model(tmp_path, "llama", intermediate_size=width)
     said = rf"group_size=64: does not divide the {width} inputs of model\.layers\.0\.mlp\.down_proj\.weight.* {remedy}"

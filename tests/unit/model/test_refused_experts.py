@@ -97,22 +97,22 @@ FOLDERS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "a stack of an odd number of rows": (
         "granite_moe",
         put(f"{GRANITE}.input_linear.weight", 4, 191, 64),
-        f"{GRANITE}.input_linear.weight is [4, 191, 64] instead of [4, 192, 64], as config.json has it",
+        f"{GRANITE}.input_linear.weight is [4, 191, 64] instead of [4, 192, 64], as config.json requires",
     ),
     "a stack that is none": (
         "qwen3_moe",
         put(f"{MLP}.experts.down_proj", 64, 64),
-        f"{MLP}.experts.down_proj is [64, 64] instead of [8, 64, 64], as config.json has it",
+        f"{MLP}.experts.down_proj is [64, 64] instead of [8, 64, 64], as config.json requires",
     ),
     "an expert beside its stack": (
         "granite_moe",
         put(f"{GRANITE}.experts.1.down_proj.weight", 64, 96),
-        f"{GRANITE}.experts.1.down_proj.weight is there twice: by itself and within {GRANITE}.output_linear.weight",
+        f"{GRANITE}.experts.1.down_proj.weight is stored twice: by itself and within {GRANITE}.output_linear.weight",
     ),
     "a stack beside its experts": (
         "qwen3_moe",
         put(f"{MLP}.experts.gate_up_proj", 4, 128, 64),
-        f"{MLP}.experts.0.gate_proj.weight is there twice",
+        f"{MLP}.experts.0.gate_proj.weight is stored twice",
     ),
     "a stack of other matrices": (
         "granite_moe",
@@ -239,7 +239,7 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
     "an expert beside its stack": (
         put("blk.0.ffn_down.3.weight", 64, 64),
         {},
-        "blk.0.ffn_down.3.weight is there twice: by itself and within blk.0.ffn_down_exps.weight",
+        "blk.0.ffn_down.3.weight is stored twice: by itself and within blk.0.ffn_down_exps.weight",
     ),
     "metadata of far too many experts": (lambda _: None, {"expert_count": 10**9}, "4096"),
     "metadata of more experts": (lambda _: None, {"expert_count": 9}, "of 8 experts; its metadata say 9"),

@@ -132,7 +132,7 @@ def test_a_text_has_transformers_logits(case: str, tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.INFO):
         source = open_weights(tmp_path, config)
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]  # what commands show
-    assert sum("tensors that are not of text are not loaded" in line for line in warned) == 1
+    assert sum("tensors outside the text model are not loaded" in line for line in warned) == 1
     operators = operators_for(CPU, torch.float32, "reference")
     model = load_model(source, config, Placement(operators, torch.float32, CPU, 256))
     driver = PagedDriver(model, num_blocks=64)
@@ -201,7 +201,7 @@ def test_a_tensor_under_two_names_is_refused(tmp_path: Path) -> None:
     save_file(
         {**tensors, plain: tensors[name].clone(), f"model.language_model.{plain[6:]}": tensors[name].clone()}, path
     )
-    with pytest.raises(CorruptCheckpoint, match="is there twice, under two names"):
+    with pytest.raises(CorruptCheckpoint, match="is stored under two names"):
         Checkpoint(tmp_path)
 
 

@@ -217,7 +217,7 @@ def copied(kind: str, folder: Path, **changed: Any) -> Path:
         ("medusa", {"2.0.linear.bias": None}, "has no tensor '2.0.linear.bias'"),
         ("medusa", {"medusa_num_heads": 0}, "medusa_num_heads must be an integer above 0"),
         ("medusa", {"medusa_num_heads": 5}, "has no tensor '4.0.linear.weight'"),
-        ("medusa", {"0.1.linear.weight": torch.zeros(256, 256)}, "1 medusa_num_layers, and head 0 has more blocks"),
+        ("medusa", {"0.1.linear.weight": torch.zeros(256, 256)}, "1 medusa_num_layers, but head 0 has more blocks"),
         ("medusa", {"hidden_size": 512}, "config.json has a hidden_size of 512: embedded has hidden states of 256"),
         (
             "medusa",
@@ -230,7 +230,7 @@ def copied(kind: str, folder: Path, **changed: Any) -> Path:
         ("eagle", {"norm.weight": None}, "has no tensor 'norm.weight'"),
         ("eagle", {"d2t": torch.zeros(7, dtype=torch.int64)}, r"d2t has the shape \[7\], expected 3072"),
         ("eagle", {"d2t": None}, "lm_head.weight.*expected 4096 x 256: embedded has hidden states of 256"),
-        ("eagle", {"d2t": torch.full((3072,), 4000)}, "d2t names tokens 4000 to 7071, of a vocabulary of 4096"),
+        ("eagle", {"d2t": torch.full((3072,), 4000)}, "d2t names tokens 4000 to 7071; the vocabulary has 4096"),
         ("eagle", {"d2t": torch.full((3072,), -1)}, "d2t names tokens -1 to 3070"),
         ("eagle", {"d2t": torch.zeros(3072)}, r"d2t holds numbers of torch\.float32"),
         ("eagle", {"embed_tokens.weight": torch.zeros(4096, 128)}, r"embed_tokens.*expected 4096 x 256"),

@@ -328,7 +328,7 @@ def test_contradicting_switches() -> None:
         ours(CHATML).render(CHATS["user"], continue_final_message=True, add_generation_prompt=True)
     with pytest.raises(InvalidParameter, match="set by the conversation"):
         ours(CHATML).render(CHATS["user"], template_kwargs={"messages": []})
-    with pytest.raises(InvalidPrompt, match="has no text to continue"):
+    with pytest.raises(InvalidPrompt, match="cannot be continued: it has no text"):
         ours(TOOLS).render([{"role": "user", "content": []}], continue_final_message=True, add_generation_prompt=False)
     with pytest.raises(InvalidPrompt, match="does not write the last message"):
         ours("fixed").render(CHATS["user"], continue_final_message=True, add_generation_prompt=False)

@@ -383,7 +383,7 @@ def test_more_templates_and_sampling_values(tmp_path: Path) -> None:
             "qwen3",
             {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True},
             CorruptCheckpoint,
-            "framed by its bos_token, but the file names none",
+            "every text should get a bos_token, but the file names none",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

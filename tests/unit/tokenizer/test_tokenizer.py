@@ -214,7 +214,7 @@ def test_check_vocab() -> None:
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="no such folder"):
+    with pytest.raises(ModelNotFound, match="folder not found"):
         Tokenizer.from_folder(tmp_path / "nowhere")
     with pytest.raises(ModelNotFound, match=r"has no tokenizer\.json.*save_pretrained"):
         Tokenizer.from_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""GGUF_ARCHITECTURES: what llama.cpp calls an architecture, in ours, and what its conversion changes.
+"""GGUF_ARCHITECTURES: our architectures by llama.cpp's names, and the changes that its conversion makes.
 
 The conversion is llama.cpp's convert_hf_to_gguf.py, the keys are those of ggml's docs/gguf.md.
 """
@@ -22,56 +22,56 @@ from twostroke.model.gguf.names import ModuleNames
 
 @dataclass(frozen=True, slots=True)
 class GGUFArchitecture:
-    """What llama.cpp calls an architecture, in ours."""
+    """Our architecture for one of llama.cpp's, and the differences of its files from checkpoints."""
 
     name: str
-    """As config.json lists it under `architectures`."""
+    """Name in config.json under `architectures`."""
     names: ModuleNames = field(default_factory=dict[str, str])
-    """Of modules of a layer that are called otherwise than elsewhere; see `names.gguf_names`."""
+    """Modules of a layer with names that deviate from the common table (`names.gguf_names`)."""
     windowed: str | None = None
-    """The architecture of a file with a sliding window; None: it has none."""
+    """Architecture of a file with a sliding window; None: windows are not supported."""
     sparse: str | None = None
-    """The architecture of a file with experts, where that is another one."""
+    """Architecture of a file with experts, if it is another one."""
     renormalizes: bool = True
-    """Whether weights of experts are divided by their sum in a file that does not say it."""
+    """Whether weights of experts are divided by their sum if the file does not say so."""
     has_prediction_layers: bool = False
-    """The number of layers counts those that only predict further tokens."""
+    """Whether the number of layers includes those for multi-token prediction."""
     window: int | None = 0
-    """The window of a file that names none; 0: there is none, None: the file must name it."""
+    """Window of a file that gives none; 0: no window, None: the file must give it."""
     window_of: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Window by the number of layers, for an architecture in which that decides; it goes before `window`."""
+    """Window by number of layers, if the architecture's window depends on it; overrides `window`."""
     rotation_key: str | None = None
-    """A switch (without the prefix) that is false in a file of a model that rotates nothing."""
+    """Key (without the prefix) that is false in files of models without rotary embedding."""
     has_permuted_heads: bool = False
-    """q and k come with the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
+    """Whether q and k have the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
     has_grouped_qkv: bool = False
-    """Checkpoints keep together in one tensor what belongs to one KV head; files have all of q, then k, then v."""
+    """Whether checkpoints group q, k and v by KV head in one tensor, while files have all of q, then k, then v."""
     sections_turn_halves: bool = False
-    """A file with sections of positions (GLM 4.1V) has q and k in the order in which a head's halves are turned."""
+    """Whether files with sections of positions (GLM 4.1V) store q and k for rotation of a head's halves."""
     has_whole_norms: bool = False
-    """Weights of norms are stored with the 1 that checkpoints leave out."""
+    """Whether weights of norms are stored including the 1 that checkpoints leave out."""
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Keys of its own (without the prefix) in the words of config.json; a factor that is absent or 0 is the usual."""
+    """Own keys (without the prefix) to fields of config.json; an absent factor, or 0, means the usual value."""
     other: dict[str, int | float | bool] = field(default_factory=dict[str, int | float | bool])
-    """Keys (without the prefix) of which another value is implemented than for other architectures."""
+    """Keys (without the prefix) whose implemented value differs from that of other architectures."""
     needed: frozenset[str] = frozenset()
-    """Those of `numbers` that a file must have."""
+    """Keys of `numbers` that a file must have."""
     lists: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Tensors of one number, by their names in a layer: the key (with the prefix) that has them for all layers."""
+    """Single-number tensors by their names in a layer: the key (with the prefix) that lists them for all layers."""
     reads_yarn_factors: bool = False
-    """`yarn_log_multiplier` scales the attention, and `attention.temperature_scale` the queries, by position."""
+    """Whether `yarn_log_multiplier` scales the attention, and `attention.temperature_scale` the queries by position."""
     truncates_yarn: bool = True
-    """Whether YaRN counts the pairs that turn often in whole pairs; no key says so."""
+    """Whether YaRN rounds its correction range to whole pairs; no key says so."""
     gatings: tuple[int, ...] = ()
-    """Numbers of `expert_gating_func` beside that of its scores."""
+    """Accepted values of `expert_gating_func` beside that of the architecture's scores."""
     has_lists: bool = False
-    """Some numbers are lists by layer, which `derived` reads; so are the divisors of rotary frequencies."""
+    """Whether some numbers, and the divisors of rotary frequencies, are lists by layer, which `derived` reads."""
     derived: Callable[[GGUFFile, str], dict[str, Any]] | None = None
-    """Returns keys of config.json that follow from the file in another way; takes the prefix of its keys, too."""
+    """Function of the file and the prefix of its keys that returns further fields of config.json."""
 
 
 def _of_stablelm(file: GGUFFile, prefix: str) -> dict[str, Any]:
-    """A parallel block shares one norm."""
+    """Return the field for parallel attention and MLP, which share one norm."""
     del prefix
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
 
@@ -81,7 +81,7 @@ def _of_gpt_neox(file: GGUFFile, prefix: str) -> dict[str, Any]:
 
 
 def _of_falcon(file: GGUFFile, prefix: str) -> dict[str, Any]:
-    """The first architecture is the second one with one norm and one KV head."""
+    """Return fields of the newer Falcon architecture; the older one is the same with one norm and one KV head."""
     return {
         "new_decoder_architecture": True,
         "num_kv_heads": file.metadata.count(f"{prefix}.attention.head_count_kv", 1),
@@ -96,11 +96,14 @@ def _of_gpt2(file: GGUFFile, prefix: str) -> dict[str, Any]:
 
 _DIVISORS = "rope_freqs.weight"
 _STANDS_STILL = 1e20
-"""Rotary frequencies are divided by at least so much where a pair does not turn."""
+"""Minimum divisor of the rotary frequency of a pair that does not rotate."""
 
 
 def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
-    """Layers of two kinds: files have lists by layer, or numbers of full layers beside those of window layers."""
+    """Return Gemma 4's settings for its two kinds of layers.
+
+    Files have lists by layer, or numbers of full layers beside those of window layers.
+    """
     metadata, num_layers = file.metadata, file.metadata.count(f"{prefix}.block_count")
     pattern = metadata.flags(f"{prefix}.attention.sliding_window_pattern")
     full = [layer_id for layer_id, has_window in enumerate(pattern[:num_layers]) if not has_window]
@@ -136,10 +139,10 @@ def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
 
 
 def _turned_share(file: GGUFFile, num_pairs: int) -> float:
-    """Return which part of a full layer's pairs turn: the first ones, whose frequencies are divided by 1.
+    """Return the fraction of a full layer's pairs that rotate: the first ones, whose frequencies are divided by 1.
 
     Raises:
-        CorruptCheckpoint: the file does not say so, or says something else.
+        CorruptCheckpoint: the tensor is missing or has other divisors.
     """
     name = file.metadata.file_name
     stored = file.tensors.get(_DIVISORS)
@@ -153,11 +156,11 @@ def _turned_share(file: GGUFFile, num_pairs: int) -> float:
             f"{name}: tensor {_DIVISORS} has to be F32 for {num_pairs} pairs: 1 for the first pairs and "
             f"{_STANDS_STILL:g} or more for the others. Download it again."
         )
-    return math.nextafter(num_turned / num_pairs, 1.0)  # so that the pairs counted from it are no fewer
+    return math.nextafter(num_turned / num_pairs, 1.0)  # so that rounding down does not lose a pair
 
 
 def _by_layer(metadata: Metadata, key: str, num_layers: int) -> Sequence[int]:
-    """A number for each layer; a file may have one for all."""
+    """Return a number for each layer; a file may have one number for all."""
     if not metadata.is_list(key):
         return [metadata.count(key)] * num_layers
     found = metadata.whole_numbers(key)
@@ -170,7 +173,7 @@ _BETA_OF_XIELU = 0.5
 
 
 def _of_apertus(file: GGUFFile, prefix: str) -> dict[str, Any]:
-    """The linear share of every xIELU; a file may leave it out."""
+    """Check the factor of the linear term of every xIELU; a file may leave it out."""
     del prefix
     metadata, key = file.metadata, "xielu.beta"
     if key in metadata and set(metadata.numbers(key)) != {_BETA_OF_XIELU}:
@@ -189,7 +192,7 @@ _OF_FALCON: ModuleNames = {
     "input_layernorm": ("attn_norm_2", "attn_norm"),
     "post_attention_layernorm": "attn_norm",
 }
-"""The MLP's norm is the first of two: it was there alone before attention got its own."""
+"""Falcon's norms: the MLP's is stored under the first name, because it existed before attention had its own."""
 
 _OF_GRANITE = {
     "attention.scale": "attention_multiplier",
@@ -280,24 +283,24 @@ GGUF_ARCHITECTURES = {
     "dots1": GGUFArchitecture("Dots1ForCausalLM", renormalizes=False),
     "hunyuan-moe": GGUFArchitecture("HunYuanMoEV1ForCausalLM"),
 }
-"""By `general.architecture`; Mistral's models are 'llama' there, Mistral 3's and Ministral 3's 'mistral3'."""
+"""Architectures by `general.architecture`; Mistral's models are 'llama', Mistral 3's and Ministral 3's 'mistral3'."""
 
 
 _WRITE_NOTHING = {
-    "clip": "such a file (mmproj) reads images for a model; give the model's own file; ",
+    "clip": "such a file (mmproj) only encodes images for a model; give the model's own file; ",
     **dict.fromkeys(
-        ("bert", "modern-bert", "nomic-bert", "jina-bert-v2", "t5encoder"), "such a model makes embeddings, no text; "
+        ("bert", "modern-bert", "nomic-bert", "jina-bert-v2", "t5encoder"), "such a model makes embeddings, not text; "
     ),
 }
-"""What is to be said of files that hold no model of text."""
+"""Explanations for files that hold no text model, by `general.architecture`."""
 
 
 def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
-    """The architecture of a file.
+    """Return the architecture of a file.
 
     Raises:
-        UnsupportedModel: one that is not implemented.
-        CorruptCheckpoint: none is named.
+        UnsupportedModel: the architecture is not implemented.
+        CorruptCheckpoint: the file names none.
     """
     name = metadata.text("general.architecture")
     if name not in GGUF_ARCHITECTURES:
@@ -312,10 +315,10 @@ def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
 
 
 def listed_number(metadata: Metadata, key: str, layer_id: int) -> float:
-    """One layer's number of a list.
+    """Return one layer's number of a list.
 
     Raises:
-        CorruptCheckpoint: the list is absent, of other things, or too short.
+        CorruptCheckpoint: the list is absent, not of numbers, or too short.
     """
     numbers = metadata.numbers(key)
     if layer_id >= len(numbers):

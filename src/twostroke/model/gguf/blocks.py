@@ -1,16 +1,17 @@
-"""ggml's blocks of numbers, taken apart into our codes, scales and minima.
+"""Unpacking of ggml's blocks into our codes, scales and minima.
 
-A block of any type stands for scale * (q - zero) - minimum, with q of 1 to 8 bits and one scale (and minimum) for each
-16 or 32 numbers; the K and IQ types keep these as 3 to 8 bits beside a float16 for 256 numbers. So every type goes into
-a QuantizedWeight of 2 to 8 bits code for code, the K types and IQ4_XS with their super-blocks. Codes of 4 bits that
-stand for uneven steps (IQ4, FP4) keep their table; points of IQ2's grids become numbers of 8 bits. Of the other types,
-scales that are products, and minima, are rounded to float16: a number moves by less than 1/100 of the step between two
-codes (`REPACKED` says which types are exact).
+A block of any type represents scale * (q - zero) - minimum. q has 1 to 8 bits, and each 16 or 32 numbers share a
+scale (and minimum). The K and IQ types store these in 3 to 8 bits beside a float16 for 256 numbers. So every type is
+converted to a QuantizedWeight of 2 to 8 bits code by code; the K types and IQ4_XS keep their super-blocks. 4-bit
+codes with uneven steps (IQ4, FP4) keep their table; grid points of IQ2 become 8-bit numbers. In the other types,
+scales that are products, and minima, are rounded to float16: a number changes by less than 1/100 of the step between
+two codes (`REPACKED` says which types are exact).
 
-The layouts are those of ggml-common.h; `gguf.quants` is the oracle of the tests.
+The layouts are those of ggml-common.h; tests compare with `gguf.quants`.
 
-Codes of 1 to 3 bits are rows of a table (the IQ types). A row has 4 or 8 numbers, mostly magnitudes whose signs come
-apart. The tables (`grids.npz`) are those of ggml-common.h, chosen there from a lattice: no formula makes them.
+Codes of 1 to 3 bits select rows of a table (the IQ types). A row has 4 or 8 numbers, mostly magnitudes with separate
+signs. The tables (`grids.npz`) are copied from ggml-common.h; they were chosen from a lattice, and no formula
+generates them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _MIDDLE = 128
 
 @cache
 def _grid(name: str) -> Tensor:
-    """int16 [rows, numbers of a row]"""
+    """Return the table of a type, int16 [rows, numbers of a row]."""
     with (
         files("twostroke.model.gguf").joinpath("grids.npz").open("rb") as stream,
         np.load(stream, allow_pickle=False) as grids,
@@ -50,23 +51,23 @@ def _grid(name: str) -> Tensor:
 
 
 def _signs(packed: Tensor) -> Tensor:
-    """A sign for each bit of bytes: [..., n] to int16 [..., n, 8] of 1 and -1."""
+    """Return a sign for each bit of bytes: [..., n] to int16 [..., n, 8] of 1 and -1."""
     return 1 - 2 * bits_of(packed).short()
 
 
 def _even_signs(seven_bits: Tensor) -> Tensor:
-    """The same of 7 bits, where the eighth makes the number of minuses even. int64 [..., n]"""
+    """Return the signs of 7 bits, and an eighth that makes the number of minus signs even. int64 [..., n]"""
     bits = torch.stack([(seven_bits >> bit) & 1 for bit in range(7)], dim=-1)
     return 1 - 2 * torch.cat((bits, bits.sum(-1, keepdim=True) & 1), dim=-1).short()
 
 
 def _codes(numbers: Tensor, num_groups: int) -> Tensor:
-    """Whole numbers [N, num_blocks, ...] of 256 a block as codes of 8 bits."""
+    """Convert whole numbers [N, num_blocks, ...], 256 per block, to 8-bit codes."""
     return (numbers + _MIDDLE).to(torch.uint8).reshape(*numbers.shape[:2], num_groups, -1)
 
 
 def iq2_xxs(b: Tensor) -> Groups:
-    """Four rows of 8 for a group, with 28 bits of signs and 4 of the scale."""
+    """Unpack IQ2_XXS: four rows of 8 per group, with 28 bits of signs and 4 of the scale."""
     groups = b[..., 2:].unflatten(-1, (8, 8))
     word = whole_numbers(groups[..., 4:], 4).squeeze(-1)
     signs = _even_signs((word[..., None] >> torch.tensor([0, 7, 14, 21])) & 127)
@@ -75,21 +76,21 @@ def iq2_xxs(b: Tensor) -> Groups:
 
 
 def iq2_xs(b: Tensor) -> Groups:
-    """A row of 512 and 7 bits of signs in each two bytes."""
+    """Unpack IQ2_XS: a row number below 512 and 7 bits of signs in each two bytes."""
     words = whole_numbers(b[..., 2:66], 2)
     numbers = _grid("IQ2_XS")[words & 511] * _even_signs(words >> 9)
     return Groups(_codes(numbers, 16), half(b[..., :2]) * (0.5 + nibbles_in_order(b[..., 66:])) * 0.25)
 
 
 def iq2_s(b: Tensor) -> Groups:
-    """A row of 1024, with two of its bits apart, and 8 bits of signs."""
+    """Unpack IQ2_S: a row number below 1024, with two of its bits stored separately, and 8 bits of signs."""
     high = torch.stack([(b[..., 66:74] >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten(-2)
     numbers = _grid("IQ2_S")[b[..., 2:34].long() | high.long() << 8] * _signs(b[..., 34:66])
     return Groups(_codes(numbers, 16), half(b[..., :2]) * (0.5 + nibbles_in_order(b[..., 74:])) * 0.25)
 
 
 def iq3_xxs(b: Tensor) -> Groups:
-    """As IQ2_XXS, with eight rows of 4 for a group."""
+    """Unpack IQ3_XXS: as IQ2_XXS, with eight rows of 4 per group."""
     words = whole_numbers(b[..., 66:], 4)
     signs = _even_signs((words[..., None] >> torch.tensor([0, 7, 14, 21])) & 127)
     numbers = _grid("IQ3_XXS")[b[..., 2:66].long()].reshape(signs.shape) * signs
@@ -97,7 +98,7 @@ def iq3_xxs(b: Tensor) -> Groups:
 
 
 def iq3_s(b: Tensor) -> Groups:
-    """Odd numbers from -15 to 15, which are 16 codes of 4 bits and a minimum."""
+    """Unpack IQ3_S: odd numbers from -15 to 15, which become 16 codes of 4 bits and a minimum."""
     rows = b[..., 2:66].long() | bits_of(b[..., 66:74]).flatten(-2).long() << 8
     signs = _signs(b[..., 74:106])
     numbers = _grid("IQ3_S")[rows].reshape(signs.shape) * signs
@@ -107,7 +108,7 @@ def iq3_s(b: Tensor) -> Groups:
 
 
 def iq1_s(b: Tensor) -> Groups:
-    """-1, 0 and 1, and an eighth that is added to all of a group or subtracted."""
+    """Unpack IQ1_S: -1, 0 and 1, and an eighth that is added to all numbers of a group or subtracted."""
     words = whole_numbers(b[..., 34:], 2)
     high = (words[..., None] >> torch.tensor([0, 3, 6, 9])) & 7
     rows = b[..., 2:34].long() | high.flatten(-2) << 8
@@ -117,7 +118,7 @@ def iq1_s(b: Tensor) -> Groups:
 
 
 def iq1_m(b: Tensor) -> Groups:
-    """The same with an eighth for each 8 numbers; the float16 for the block is in pieces beside the scales."""
+    """Unpack IQ1_M: as IQ1_S with an eighth for each 8 numbers; the block's float16 is in pieces beside the scales."""
     words = whole_numbers(b[..., 48:], 2)
     pieces = (words >> 12) << torch.tensor([0, 4, 8, 12])
     of_block = pieces.sum(-1, keepdim=True).to(torch.uint16).view(torch.float16).float()
@@ -129,38 +130,38 @@ def iq1_m(b: Tensor) -> Groups:
 
 
 def _eighth(bit: Tensor) -> Tensor:
-    """1/8 where a bit is 0, else -1/8."""
+    """Return 1/8 for bit 0, and -1/8 for bit 1."""
     return 0.125 * (1 - 2 * bit)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the blocks of one type are taken apart, and what they become."""
+    """Unpacking function of one block type, and the quantized format that it produces."""
 
     take_apart: Callable[[Tensor], Groups]
-    """uint8 [N, num_blocks, block_bytes]"""
+    """Function that unpacks blocks, uint8 [N, num_blocks, block_bytes]."""
     bits: int
-    """Of our codes: 2 to 6, or 8."""
+    """Bits of our codes: 2 to 6, or 8."""
     group_size: int
     zero: int
-    """The code of the middle of a group; 0 where codes count from a super-block's minimum."""
+    """Code of the middle of a group; 0 if codes count from a super-block's minimum."""
     has_minima: bool = False
     is_exact: bool = False
     has_super_blocks: bool = False
     table: CodeTable | None = None
-    """Where codes are looked up; they then have no zero."""
+    """Table in which codes are looked up; such codes have no zero."""
 
     @property
     def format(self) -> QuantizedFormat:
-        """Of what they become."""
+        """Format of the resulting weight."""
         return QuantizedFormat(
             self.bits, self.group_size, self.has_minima, has_super_blocks=self.has_super_blocks, table=self.table
         )
 
     def repack(self, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
-        """Blocks [N, num_blocks, block_bytes] of a weight of `shape` [N, K], for activations of `dtype`.
+        """Convert blocks [N, num_blocks, block_bytes] to a weight of `shape` [N, K], for activations of `dtype`.
 
-        A few rows at a time: what is in between stays in the processor's caches, and takes no memory to speak of.
+        It converts a few rows at a time, so that intermediates stay in the processor's caches and take little memory.
         """
         num_rows, num_columns = shape
         weight = self.room(num_rows, num_columns, dtype)
@@ -170,7 +171,7 @@ class Layout:
         return weight
 
     def room(self, num_rows: int, num_columns: int, dtype: torch.dtype) -> QuantizedWeight:
-        """Return a weight whose parts hold nothing yet."""
+        """Return a weight with uninitialized parts."""
         of_scales = torch.int8 if self.has_super_blocks else torch.float16
         codes = torch.empty(num_rows, num_columns, dtype=torch.uint8)
         scales = torch.empty(num_rows, num_columns // self.group_size, dtype=of_scales)
@@ -189,7 +190,7 @@ class Layout:
 
     def _put(self, groups: Groups, weight: QuantizedWeight, rows: slice) -> None:
         """Write some rows of a weight."""
-        if groups.super_scales is not None and weight.super_scales is not None:  # as they are: nothing is rounded
+        if groups.super_scales is not None and weight.super_scales is not None:  # copied without rounding
             weight.super_scales[rows] = groups.super_scales.flatten(1)
             weight.scales[rows] = groups.scales.flatten(1)
             if weight.mins is not None and weight.super_mins is not None:
@@ -222,11 +223,11 @@ class Layout:
 
 
 _AT_ONCE = 2**18
-"""Numbers."""
+"""Numbers converted at once."""
 
 
 def _one_group(codes: Tensor) -> Tensor:
-    """Blocks of 32 are a group each. [N, num_blocks, 32] or [..., 2, 16] to [N, num_blocks, 1, 32]"""
+    """Convert codes [N, num_blocks, 32] or [..., 2, 16] to [N, num_blocks, 1, 32]: a block of 32 is one group."""
     return codes.reshape(*codes.shape[:2], 1, 32)
 
 
@@ -271,7 +272,7 @@ def _q3_k(b: Tensor) -> Groups:
 
 
 def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of 6 bits, in 12 bytes: the first four of each whole, the rest in pieces."""
+    """Unpack eight 6-bit scales and minima from 12 bytes: the first four of each are whole, the others in pieces."""
     scales, minima, rest = packed.unflatten(-1, (3, 4)).unbind(-2)
     last_scales, last_minima = (rest & 15) | (scales >> 6) << 4, (rest >> 4) | (minima >> 6) << 4
     return torch.cat((scales & 63, last_scales), -1), torch.cat((minima & 63, last_minima), -1)
@@ -306,7 +307,10 @@ def _iq4_xs(b: Tensor) -> Groups:
 
 
 def _tq1_0(b: Tensor) -> Groups:
-    """Five numbers of three values in a byte: a fraction x of 256, whose next digit is the whole part of 3 x."""
+    """Unpack TQ1_0, five ternary numbers per byte.
+
+    A byte is a fraction x of 256, whose next digit is the whole part of 3 x.
+    """
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)[:, None]
     parts = ((b[..., :32], 5), (b[..., 32:48], 5), (b[..., 48:52], 4))
     fractions = torch.cat([(part[..., None, :] * powers[:count]).flatten(-2) for part, count in parts], dim=-1)
@@ -320,13 +324,13 @@ def _tq2_0(b: Tensor) -> Groups:
 
 
 def _mxfp4(b: Tensor) -> Groups:
-    """The scale is a power of two, by its exponent; half of it, since the table has twice the numbers."""
+    """Unpack MXFP4; the scale is half of the stored power of two, since the table has doubled values."""
     scales = torch.exp2(b[..., :1].double() - 128).float()
     return Groups(_one_group(nibbles(b[..., 1:])), scales)
 
 
 def _nvfp4(b: Tensor) -> Groups:
-    """Four groups of 16 with a scale of 8 bits each: 4 of the exponent, 3 behind the point; the sign is not read."""
+    """Unpack NVFP4: four groups of 16 with an 8-bit scale each (4 exponent bits, 3 mantissa bits, the sign ignored)."""
     exponents, digits = (b[..., :4] >> 3 & 15).float(), (b[..., :4] & 7).float()
     scales = torch.where(exponents == 0, digits * 2**-9, (1 + digits / 8) * torch.exp2(exponents - 7)) / 2
     codes = nibbles(b[..., 4:].unflatten(-1, (4, 8))).flatten(-2)
@@ -361,11 +365,11 @@ REPACKED: dict[str, Layout] = {
     "MXFP4": Layout(_mxfp4, 4, 32, zero=0, is_exact=True, table="fp4"),
     "NVFP4": Layout(_nvfp4, 4, 16, zero=0, is_exact=True, table="fp4"),
 }
-"""By the name of the type (gguf.container)."""
+"""Layouts by the name of the type (gguf.container)."""
 
 
 def repack(type_name: str, blocks: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> QuantizedWeight:
-    """`Layout.repack` of a type, by the native module where it knows the type."""
+    """Convert blocks as `Layout.repack` does, with the native module if it supports the type."""
     layout = REPACKED[type_name]
     if type_name not in native.block_types():
         return layout.repack(blocks, shape, dtype)

@@ -1,7 +1,7 @@
-"""A GGUF file's metadata as a ModelConfig.
+"""Conversion of a GGUF file's metadata to a ModelConfig.
 
-The keys are those of ggml's docs/gguf.md and llama.cpp's conversion scripts. They are brought into the words of a
-config.json, whose reader checks them further; where llama.cpp has a default for an absent key it is the same here.
+The keys are those of ggml's docs/gguf.md and llama.cpp's conversion scripts. They are translated to fields of a
+config.json, whose reader checks them further. Defaults of absent keys are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from twostroke.gguf.metadata import Metadata
 from twostroke.model.gguf.architectures import GGUF_ARCHITECTURES, GGUFArchitecture, gguf_architecture
 
 ROPE_FREQS = "rope_freqs.weight"
-"""What each pair's rotary frequency is divided by: Llama 3's stretching, worked out when the file was made."""
+"""Divisors of each pair's rotary frequency: Llama 3's context extension, computed when the file was made."""
 ROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
-"""The same for LongRoPE, up to the original context and beyond it; by the names that config.json gives them."""
+"""LongRoPE's divisors up to the original context and beyond it, by their names in config.json."""
 
 
 _ATTENTION_FACTOR = "rope.scaling.attn_factor"
-"""Of LongRoPE."""
+"""Key of LongRoPE's attention factor."""
 _PREDICTION_LAYERS = "nextn_predict_layers"
 _YARN_FACTORS = ("rope.scaling.yarn_log_multiplier", "attention.temperature_scale")
 
@@ -48,21 +48,21 @@ _NEUTRAL: dict[str, int | float | bool] = {
     _PREDICTION_LAYERS: 0,
     _ATTENTION_FACTOR: 1.0,
 }
-"""Keys that change what is computed in a way that is not implemented, and the value at which they do not."""
+"""Keys of features that are not implemented, and the value at which the feature has no effect."""
 
 
 def read_gguf_config(file: GGUFFile) -> ModelConfig:
-    """The shape of a file's model.
+    """Return the config of a file's model.
 
     Raises:
-        UnsupportedModel: an architecture, or a setting of it, that is not implemented.
+        UnsupportedModel: an architecture, or one of its settings, that is not implemented.
         CorruptCheckpoint: a key that is absent, of the wrong kind, or contradicts another.
     """
     metadata, architecture = file.metadata, gguf_architecture(file.metadata)
     prefix, traits = metadata.text("general.architecture"), ARCHITECTURE_TRAITS[architecture.name]
     has_factors = any(name in file.tensors for name in ROPE_FACTORS.values())
     _refuse_unsupported(metadata, prefix, architecture, (_ATTENTION_FACTOR,) if has_factors else ())
-    num_layers = metadata.count(f"{prefix}.block_count", most=MAX_LAYERS)  # before lists of so many are made
+    num_layers = metadata.count(f"{prefix}.block_count", most=MAX_LAYERS)  # checked before lists are built
     num_predicting = metadata.count(f"{prefix}.{_PREDICTION_LAYERS}", 0, least=0, most=num_layers - 1)
     num_layers -= num_predicting
     num_heads = metadata.count(f"{prefix}.attention.head_count")
@@ -104,7 +104,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     if architecture.has_lists and given["rope_parameters"]["rope_type"] != "default":
         kind = given["rope_parameters"]["rope_type"]
         raise UnsupportedModel(
-            f"{metadata.file_name}: stretched positions ({kind}) are not implemented for {prefix!r}; known: none."
+            f"{metadata.file_name}: rope scaling ({kind}) is not implemented for {prefix!r}; known: none."
         )
     if architecture.derived is not None:
         given |= architecture.derived(file, prefix)
@@ -113,7 +113,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     try:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"{file.path}, its metadata in the words of a config.json: {error}") from error
+        raise CorruptCheckpoint(f"{file.path}, metadata converted to a config.json: {error}") from error
     if architecture.sections_turn_halves and _has_sections(metadata, f"{prefix}.rope.dimension_sections"):
         config = config.with_ropes(lambda rope: replace(rope, is_interleaved=False))
     if architecture.rotation_key and not metadata.flag(f"{prefix}.{architecture.rotation_key}", default=True):
@@ -128,7 +128,7 @@ def _sparse(architecture: GGUFArchitecture) -> str | None:
 
 
 def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
-    """What a file says of experts, in the words of its architecture's config.json; nothing where it has none."""
+    """Return a file's settings of experts as fields of its architecture's config.json; empty if there are none."""
     key, name = f"{prefix}.expert_count", _sparse(architecture)
     num_experts = metadata.count(key, 0, least=0, most=MAX_EXPERTS)
     if name is None:
@@ -172,17 +172,19 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
 
 
 _GATINGS = {"softmax": 1, "sigmoid": 2}
-"""As llama.cpp numbers them; 0 stands for an architecture's own. 3 is a softmax of what was chosen, which is the same
-as one of all whose weights are divided by their sum."""
+"""llama.cpp's numbers of gating functions; 0 means the architecture's own.
+
+3 is a softmax over the chosen experts, which equals a softmax over all whose weights are divided by their sum.
+"""
 
 
 def _has_sections(metadata: Metadata, key: str) -> bool:
-    """Whether positions have sections (time, height, width); those of a text are the same in all."""
+    """Return whether positions have sections (time, height, width); those of text are the same in all."""
     return key in metadata and all(size > 0 for size in metadata.whole_numbers(key)[:2])
 
 
 def _one_for_all(metadata: Metadata, key: str, default: int | None = None, *, least: int = 1) -> int:
-    """A number of all layers; of a list the first, where an architecture reads the rest by itself."""
+    """Return a number common to all layers; of a list the first, if the architecture reads the rest separately."""
     if key not in metadata or not metadata.is_list(key):
         return metadata.count(key, default, least=least)
     found = metadata.whole_numbers(key)
@@ -197,11 +199,11 @@ _EPSILONS: Mapping[NormKind, str] = {
     "layer_bias": "layer_norm_epsilon",
 }
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-"""Of the model whose scores are scaled by hidden_size / heads instead of a head's size; no key says so."""
+"""Layers of the 27B model, whose scores are scaled by hidden_size / heads, not by head size; no key says so."""
 
 
 def _of_gemma(metadata: Metadata, prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows of Gemma without a key, and its caps."""
+    """Return Gemma's settings that llama.cpp knows without a key, and its score caps."""
     if not prefix.startswith("gemma"):
         return {}
     is_27b = given["num_hidden_layers"] == _LAYERS_OF_27B.get(prefix)
@@ -219,7 +221,7 @@ _CAPS_OF_GEMMA2 = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50
 
 
 def _factor(metadata: Metadata, key: str, architecture: GGUFArchitecture, name: str, head_dim: int) -> float:
-    """0 stands for a factor that nobody chose."""
+    """Return a factor, or its usual value if the file has 0 or no key."""
     usual = head_dim**-0.5 if name == "attention.scale" else 1.0
     return metadata.number(key, None if name in architecture.needed else 0.0) or usual
 
@@ -236,14 +238,14 @@ def _refuse_unsupported(
         key = f"{prefix}.{name}"
         if key in metadata and metadata.number_or_flag(key) != neutral:
             value = metadata.number_or_flag(key)
-            value = float(f"{value:g}") if isinstance(value, float) else value  # as it was before it was float32
+            value = float(f"{value:g}") if isinstance(value, float) else value  # without float32's digits
             raise UnsupportedModel(
                 f"{metadata.file_name}: {key}={shown(value)} is not implemented; known: {shown(neutral)}."
             )
 
 
 def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts: bool) -> tuple[int, int]:
-    """The numbers of a head, and how many of them are rotated."""
+    """Return the size of a head, and how many of its numbers are rotated."""
     head_dim = metadata.count(f"{prefix}.attention.key_length", default)
     of_values = metadata.count(f"{prefix}.attention.value_length", head_dim)
     rotated = metadata.count(f"{prefix}.rope.dimension_count", head_dim)
@@ -260,7 +262,7 @@ def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts:
 
 
 def _check_heads_of_windows(metadata: Metadata, prefix: str, head_dim: int, rotated: int) -> None:
-    """Layers with a window have heads like the others; Gemma 4's have a size of their own, and turn all of it."""
+    """Raise if heads of window layers differ from the others; Gemma 4's have their own size and rotate fully."""
     if prefix == "gemma4":
         head_dim = rotated = metadata.count(f"{prefix}.attention.key_length_swa")
     known = {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": rotated}
@@ -272,7 +274,7 @@ def _check_heads_of_windows(metadata: Metadata, prefix: str, head_dim: int, rota
 
 
 def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
-    """llama.cpp's default type is 'linear' with a factor of 1, which is no scaling."""
+    """Return the rope parameters; llama.cpp's default type is 'linear' with a factor of 1, which is no scaling."""
     metadata = file.metadata
     theta = metadata.number(f"{prefix}.rope.freq_base", 10_000.0)
     kind = metadata.text(f"{prefix}.rope.scaling.type", "linear")
@@ -306,11 +308,11 @@ def _rope(file: GGUFFile, prefix: str, architecture: GGUFArchitecture) -> dict[s
 
 
 def _yarn(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> dict[str, Any]:
-    """What stretching by YaRN says beside its factor."""
+    """Return YaRN's parameters other than the factor."""
     scaling = f"{prefix}.rope.scaling.yarn"
     names = {"beta_fast": f"{scaling}_beta_fast", "beta_slow": f"{scaling}_beta_slow"}
     found = {name: metadata.number(key) for name, key in names.items() if key in metadata}
-    # llama.cpp takes 1 for a factor that nobody chose
+    # llama.cpp's default is 1
     attention = metadata.number(f"{scaling}_attn_factor", 1.0)
     if attention != 1.0:
         found["attention_factor"] = attention
@@ -326,7 +328,7 @@ def _yarn(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) -> di
 def _window(
     metadata: Metadata, prefix: str, architecture: GGUFArchitecture, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A sliding window: in every layer, or in those that the architecture or the file says."""
+    """Return the sliding window and the layers that have it: all, or those given by the architecture or the file."""
     key = f"{prefix}.attention.sliding_window"
     window = metadata.count(key, architecture.window_of.get(given["num_hidden_layers"], architecture.window), least=0)
     if window == 0:
@@ -351,10 +353,12 @@ def _every(architecture: GGUFArchitecture) -> int | None:
 
 
 def _layers_with_window(metadata: Metadata, key: str, every: int, num_layers: int) -> list[bool]:
-    """A pattern says of each layer whether it has a window, or how many layers there are from one without to the next.
+    """Return for each layer whether it has a window.
+
+    The pattern is a flag for each layer, or the distance between two layers without a window.
 
     Raises:
-        CorruptCheckpoint: a list of another length.
+        CorruptCheckpoint: the list has another length.
     """
     if not metadata.is_list(key):
         every = metadata.count(key, every)
@@ -366,7 +370,7 @@ def _layers_with_window(metadata: Metadata, key: str, every: int, num_layers: in
 
 
 def _dtype(file: GGUFFile) -> str:
-    """Type of the activations that suits the matrices: their own where they are floats, else bfloat16."""
+    """Return the type of activations that suits the matrices: their own if they are floats, otherwise bfloat16."""
     sizes: dict[str, int] = {}
     for tensor in file.tensors.values():
         if len(tensor.shape) > 1:
@@ -384,14 +388,14 @@ def _with_stored_frequencies(config: ModelConfig, file: GGUFFile) -> ModelConfig
     num_pairs = (rope.rotary_dim or head_dim) // 2
     if divisors.shape != (num_pairs,):
         raise CorruptCheckpoint(
-            f"{file.path}: {ROPE_FREQS} is F32 {list(divisors.shape)}; it must be F32 [{num_pairs}], one for each pair "
-            "of a head."
+            f"{file.path}: {ROPE_FREQS} is F32 {list(divisors.shape)}; it must be F32 [{num_pairs}], one number per "
+            "pair of a head."
         )
     return config.with_ropes(lambda rope: replace(rope, frequency_divisors=tuple(divisors.tolist())))
 
 
 def _numbers(file: GGUFFile, name: str) -> npt.NDArray[np.float32]:
-    """What frequencies are divided by."""
+    """Return the divisors of rotary frequencies in a tensor."""
     tensor = _tensor(file, name)
     if tensor.type.name != "F32" or len(tensor.shape) != 1:
         raise CorruptCheckpoint(f"{file.path}: {name} is {tensor.type.name} {list(tensor.shape)}; it must be F32 [n].")

@@ -1,9 +1,9 @@
-"""Tensors of Hugging Face checkpoints in the words of GGUF files: one table for all architectures.
+"""Names in GGUF files of tensors in Hugging Face checkpoints: one table for all architectures.
 
     model.layers.7.self_attn.q_proj.weight              ─►  blk.7.attn_q.weight
     gpt_neox.layers.7.attention.query_key_value.bias    ─►  blk.7.attn_qkv.bias
 
-An architecture whose files call a module otherwise says so in `architectures.py`.
+Deviating names of an architecture are in `architectures.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 ModuleNames = Mapping[str, str | tuple[str, ...]]
-"""Modules of GGUF files by those of checkpoints. Of several names, the first that a file has counts."""
+"""Modules of GGUF files by those of checkpoints. Among several names, the first that a file has is used."""
 
 _TOP: ModuleNames = {
     "model.embed_tokens": "token_embd",
@@ -99,7 +99,7 @@ _WHOLE = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "self_attn.sinks": "attn_sinks.weight",
 }
-"""Tensors of a layer that are no module's."""
+"""Tensors of a layer that do not belong to a module."""
 
 _OF_AN_EXPERT = {
     "gate_proj": "ffn_gate",
@@ -115,11 +115,11 @@ _LAYER = re.compile(r"(?:model\.layers|gpt_neox\.layers|transformer\.h)\.(?P<lay
 
 
 def gguf_names(name: str, own_modules: ModuleNames | None = None) -> tuple[str, ...]:
-    """Return what GGUF files may call a tensor of a checkpoint, the name that counts first; none where none is known.
+    """Return the names that GGUF files may give a checkpoint's tensor, by priority; empty if none is known.
 
     Args:
-        name: in the checkpoint.
-        own_modules: what an architecture calls otherwise than others do.
+        name: name in the checkpoint.
+        own_modules: deviating module names of an architecture.
 
     >>> gguf_names("transformer.h.0.ln_1.bias"), gguf_names("model.layers.0.mlp.act_fn.beta")
     (('blk.0.attn_norm.bias',), ())
@@ -140,7 +140,7 @@ def gguf_names(name: str, own_modules: ModuleNames | None = None) -> tuple[str, 
 
 
 def gguf_name(name: str, own_modules: ModuleNames | None = None) -> str:
-    """Return what GGUF files call a tensor of a checkpoint.
+    """Return the name that GGUF files give a checkpoint's tensor.
 
     >>> gguf_name("model.layers.7.self_attn.q_proj.weight")
     'blk.7.attn_q.weight'
@@ -149,8 +149,8 @@ def gguf_name(name: str, own_modules: ModuleNames | None = None) -> str:
 
 
 def stack_of_experts(name: str) -> tuple[str, int] | None:
-    """Return the stack that has an expert's tensor of a checkpoint in a GGUF file, and its place there; None: it is of
-    no expert.
+    """Return the GGUF stack that holds an expert's tensor, and the expert's index; None: it does not belong to an
+    expert.
 
     >>> stack_of_experts("model.layers.7.mlp.experts.3.up_proj.weight")
     ('blk.7.ffn_up_exps.weight', 3)
@@ -163,7 +163,7 @@ def stack_of_experts(name: str) -> tuple[str, int] | None:
 
 
 def of_layer(name: str) -> tuple[int, str] | None:
-    """Return the layer of a checkpoint's tensor, and the tensor's name within it; None: it is of no layer.
+    """Return the layer of a checkpoint's tensor, and the tensor's name within it; None: it does not belong to a layer.
 
     >>> of_layer("model.layers.7.mlp.act_fn.alpha_p")
     (7, 'mlp.act_fn.alpha_p')

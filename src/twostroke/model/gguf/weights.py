@@ -1,4 +1,4 @@
-"""GGUFWeights: the source of a GGUF file's weights."""
+"""GGUFWeights: the weight source for GGUF files."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GGUFWeights:
-    """Tensors of a GGUF file; a WeightSource. Nothing is read before it is asked for."""
+    """Tensors of a GGUF file, read on demand. Implements WeightSource."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
-        """Finds the tensors that the model needs.
+        """Find the tensors that the model needs.
 
         Raises:
-            CorruptCheckpoint: some are missing, or there are others; all are named as in the file.
+            CorruptCheckpoint: tensors are missing, or there are extra ones; all are named as in the file.
         """
         self._file, self._config = file, config
         theirs = gguf_architecture(file.metadata)
@@ -55,7 +55,7 @@ class GGUFWeights:
         known_of = {name: gguf_names(name, theirs.names) or (name,) for name in parts}
         alone = {known[0] for known in known_of.values() if len(known) == 1}
         for name, known in known_of.items():
-            # of several names that counts which the file has, but none that is another's only one
+            # of several names, take the one in the file, but not one that is the only name of another tensor
             possible = [one for one in known if len(known) == 1 or one not in alone]
             stored = next((one for one in possible if one in file.tensors), possible[-1])
             found = file.tensors.get(stored) or _listed(file, name, theirs)
@@ -96,7 +96,7 @@ class GGUFWeights:
         if self._has_whole_norm(name):
             return self.read_numbers(name, rows)
         tensor = self._stored[name]
-        # rows are put in order before they are taken apart: fewer bytes move
+        # reorder rows before unpacking, when they have fewer bytes
         data, places = self._data(name, rows)
         if not tensor.type.is_quantized:
             return data.view(_FLOATS[tensor.type.name])[places]
@@ -107,7 +107,7 @@ class GGUFWeights:
         return weight
 
     def read_numbers(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """Return the numbers that a weight encodes, by ggml's formulas in float32: no scale is rounded."""
+        """Return the numbers that a weight encodes, by ggml's formulas in float32, without rounding scales."""
         tensor = self._stored[name]
         data, places = self._data(name, rows)
         if not tensor.type.is_quantized:
@@ -122,7 +122,7 @@ class GGUFWeights:
         tensor = self._stored[name]
         if tensor.file is None or not tensor.type.is_quantized or len(tensor.shape) != 2:
             return None
-        if self._factors[name] is not None:  # the file's rows are then not the numbers
+        if self._factors[name] is not None:  # the rows in the file lack the factor
             return None
         offsets = np.arange(tensor.shape[0], dtype=np.int64) * tensor.row_bytes + tensor.begin
         places = self._places(name, ALL_ROWS)
@@ -133,11 +133,11 @@ class GGUFWeights:
         return StoredRows(tensor.type.name, REPACKED[tensor.type.name].format, files, offsets, check)
 
     def _has_whole_norm(self, name: str) -> bool:
-        """Whether the file has the weight of a norm with the 1 that the model adds."""
+        """Return whether the file stores a norm's weight including the 1 that the model adds."""
         return self._has_whole_norms and name.endswith("norm.weight")
 
     def _data(self, name: str, rows: slice) -> tuple[Tensor, slice | Tensor]:
-        """Bytes of a weight that have some of its rows among them, and where these are."""
+        """Return bytes of a weight that include some of its rows, and the positions of these rows in them."""
         tensor, places = self._stored[name], self._places(name, rows)
         if len(tensor.shape) == 1:
             return torch.from_numpy(tensor.data), places
@@ -148,8 +148,8 @@ class GGUFWeights:
         return torch.from_numpy(tensor.rows(begin, end)), places - begin
 
     def _places(self, name: str, rows: slice) -> slice | Tensor:
-        """Where in the file some rows of a weight are."""
-        spec = self._config.layers[0]  # its file says one number of heads for all layers
+        """Return the positions of some rows of a weight in the file."""
+        spec = self._config.layers[0]  # the file has one number of heads for all layers
         module = name.split(".")[-2]
         if self._has_grouped_qkv and module == "query_key_value":
             return _by_kv_head(spec)[rows]
@@ -160,21 +160,21 @@ class GGUFWeights:
 
 
 def _factor_names(tensor: StoredTensor) -> tuple[str, ...]:
-    """Return the names of what an NVFP4 tensor may have beside it: factors of all its numbers, and of its inputs."""
+    """Return the names of factors that may accompany an NVFP4 tensor: for all its numbers, and for its inputs."""
     stem = tensor.name.removesuffix("weight")
     return (f"{stem}scale", f"{stem}input_scale") if tensor.type.name == "NVFP4" else ()
 
 
 def _factor(file: GGUFFile, name: str, tensor: StoredTensor, own: Container[str]) -> float | None:
-    """Return what all numbers of a tensor are multiplied by, where the file says it; None: nothing.
+    """Return the factor of all numbers of a tensor, if the file has one; otherwise None.
 
-    The factor of its inputs is for products of 4 bits by 4, which are not done here.
+    The factor of its inputs is for products of 4-bit weights and 4-bit inputs, which are not implemented.
 
     Args:
-        file: that has the tensor.
-        name: of the weight, in checkpoints. A stack has a factor for each expert.
+        file: file with the tensor.
+        name: name of the weight in checkpoints. A stack has a factor for each expert.
         tensor: the weight as it is stored.
-        own: names of tensors that are weights by themselves: Gemma 4's factors of experts are called alike.
+        own: names of tensors that are weights themselves: Gemma 4's factors of experts have such names.
     """
     stored = next(iter(_factor_names(tensor)), "")
     found, stack = file.tensors.get(stored), _stack(file, tensor)
@@ -190,7 +190,7 @@ def _factor(file: GGUFFile, name: str, tensor: StoredTensor, own: Container[str]
 
 
 def _listed(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor | None:
-    """A tensor of one number that the metadata have in a list; None where it is none."""
+    """Return a single-number tensor that the metadata store in a list; None if it is not one."""
     place = of_layer(name)
     if place is None or place[1] not in theirs.lists:
         return None
@@ -204,7 +204,7 @@ def _listed(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor
 
 
 def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | None:
-    """The rows of q, k or v where a file has them as one tensor, as older conversions wrote them; None: it has not."""
+    """Return the rows of q, k or v from a joint tensor, as older conversions wrote it; None if the file has none."""
     module, _, kind = name.rpartition(".")
     begins = {"q_proj": 0, "k_proj": spec.q_size, "v_proj": spec.q_size + spec.kv_size}
     place, part = of_layer(name), module.rpartition(".")[-1]
@@ -221,12 +221,12 @@ def _part_of_qkv(file: GGUFFile, name: str, spec: LayerSpec) -> StoredTensor | N
 
 
 def _check_stacks(file: GGUFFile, config: ModelConfig) -> None:
-    """Refuse stacks of more or fewer experts than the metadata say, and experts beside their stack."""
+    """Raise if a stack has another number of experts than the metadata, or an expert is also stored by itself."""
     for name, tensor in file.tensors.items():
         if (single := _SINGLE.fullmatch(name)) is not None:
             stack = f"{single['part']}_exps.{single['kind']}"
             if stack in file.tensors:
-                raise CorruptCheckpoint(f"{file.path}: {name} is there twice: by itself and within {stack}.")
+                raise CorruptCheckpoint(f"{file.path}: {name} is stored twice: by itself and within {stack}.")
         layer_id, kind = name.removeprefix("blk.").partition(".")[::2]
         is_stack = kind.partition(".")[0].endswith("_exps") and not kind.endswith(".input_scale")
         if not is_stack or not layer_id.isdecimal():
@@ -234,13 +234,13 @@ def _check_stacks(file: GGUFFile, config: ModelConfig) -> None:
         experts = config.layers[int(layer_id)].experts if int(layer_id) < len(config.layers) else None
         if experts is not None and tensor.shape[0] != experts.num_experts:
             raise CorruptCheckpoint(
-                f"{file.path}: {name} is {list(tensor.shape)}, of {tensor.shape[0]} experts; its metadata say "
+                f"{file.path}: {name} is {list(tensor.shape)}, {tensor.shape[0]} experts; its metadata say "
                 f"{experts.num_experts}. Convert the model again."
             )
 
 
 def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
-    """One expert's matrix or bias of a stack, which may have gate and up as halves; None where the file has none."""
+    """Return one expert's matrix or bias in a stack, which may hold gate and up as halves; None if there is none."""
     place = stack_of_experts(name)
     if place is None:
         return None
@@ -261,7 +261,7 @@ def _of_stack(file: GGUFFile, name: str) -> StoredTensor | None:
 
 
 def _stack(file: GGUFFile, tensor: StoredTensor) -> StoredStack | None:
-    """Return the stack that an expert's matrix or bias is a part of; None: the tensor is a weight by itself."""
+    """Return the stack that contains an expert's matrix or bias; None: the tensor is a weight of its own."""
     whole = file.tensors.get(tensor.name)
     if whole is None or len(whole.shape) == len(tensor.shape) or "_exps" not in tensor.name:
         return None
@@ -273,15 +273,15 @@ _GATE_OR_UP = re.compile("ffn_(gate|up)_exps")
 
 
 def _as_matrix(name: str, stored: StoredTensor) -> StoredTensor:
-    """The gate of a shared expert is a vector in files, and a matrix of one row in checkpoints."""
+    """Return the gate of a shared expert, a vector in files, as a matrix of one row, as in checkpoints."""
     is_gate = name.endswith("shared_expert_gate.weight") and len(stored.shape) == 1
     return replace(stored, shape=(1, *stored.shape)) if is_gate else stored
 
 
 def _in_halves(num_rows: int, num_heads: int) -> Tensor:
-    """The rows of each head in the order of Hugging Face: undoes the interleaving of llama.cpp's conversion.
+    """Return the rows of each head in Hugging Face's order, undoing the interleaving of llama.cpp's conversion.
 
-    Stored are row 0 of the first half, row 0 of the second, row 1 of the first ... int64 [num_rows]
+    The file stores row 0 of the first half, row 0 of the second, row 1 of the first ... int64 [num_rows]
 
     >>> _in_halves(12, num_heads=2).tolist()
     [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
@@ -290,7 +290,7 @@ def _in_halves(num_rows: int, num_heads: int) -> Tensor:
 
 
 def _by_kv_head(spec: LayerSpec) -> Tensor:
-    """The rows of q, k and v together by KV head, of a file that has all of q, then k, then v; int64 [num_rows]."""
+    """Return the rows of q, k and v grouped by KV head, for a file with all of q, then k, then v; int64 [num_rows]."""
     num_q, num_kv = spec.num_heads, spec.kv.num_kv_heads
     q, k = torch.arange(num_q).view(num_kv, -1), num_q + torch.arange(num_kv)[:, None]
     heads = torch.cat([q, k, k + num_kv], dim=1).flatten()
