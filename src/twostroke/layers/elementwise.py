@@ -72,8 +72,7 @@ Rotation = tuple[Tensor, Tensor]
 _POSITIONS_AT_ONCE = 4096
 
 LEAST_POSITIONS = 128
-"""Minimum number of positions in the tables, however short requests are: the calibration of key means
-(runner/key_means.py) reads this many tokens."""
+"""Minimum number of positions in the tables: as many tokens are read to find key means (runner/key_means.py)."""
 
 
 class Rotary:
@@ -126,8 +125,7 @@ class Rotary:
         return self._cos.nbytes + self._signed_sin.nbytes
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """Return cos and signed sin [num_tokens, 1, head_dim] for positions [num_tokens], as `rotate_heads_` takes
-        them."""
+        """Return cos and signed sin [num_tokens, 1, head_dim] for positions [num_tokens], for `rotate_heads_`."""
         return self._cos[positions].unsqueeze(1), self._signed_sin[positions].unsqueeze(1)
 
 

@@ -145,8 +145,7 @@ class RowSplit:
         return of_ranks[owners, torch.arange(len(ids), device=ids.device)]
 
     def linear(self, own: Linear, num_rows: int) -> Linear:
-        """Return a linear layer whose outputs are whole on every rank, from one with this rank's part of `num_rows`
-        rows."""
+        """Return a linear layer with whole outputs on every rank, from this rank's part of `num_rows` rows."""
         return own if self.size == 1 else _GatheredLinear(self, own, num_rows)
 
     def gated(self, own: GatedLinear, num_rows: int) -> GatedLinear:

@@ -219,8 +219,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 class Checkpoint:
-    """The tensors of a folder's safetensors files, single or sharded; of a model that reads images, only the text
-    model's."""
+    """The tensors of a folder's safetensors files, single or sharded, without those of image and audio towers."""
 
     def __init__(self, folder: Path) -> None:
         """Open the files and read their headers.

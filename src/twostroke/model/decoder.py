@@ -93,8 +93,7 @@ class DecoderModel(ABC):
         )
         """The attention operators that plan steps."""
         self.reads_counts = False
-        """Whether the host reads the number of rows per expert during a pass, which then cannot be recorded as a CUDA
-        graph."""
+        """Whether the host reads the rows per expert during a pass, which then cannot be recorded as a CUDA graph."""
         self.key_means: Mapping[int, Tensor] = {}
         """Mean keys by layer, [num_kv_heads of all ranks, head_dim]; empty until `center_keys` is called."""
 

@@ -27,8 +27,7 @@ _LAYER = {
 
 
 def feature_layers(num_layers: int) -> tuple[int, int, int]:
-    """Return the target's layers whose inputs the head reads: a low, a middle and a high one, as published heads
-    expect."""
+    """Return the target's layers whose inputs published heads read: a low, a middle and a high one."""
     return 2, num_layers // 2, num_layers - 3
 
 
@@ -108,8 +107,8 @@ class EagleHead:
 
     @torch.inference_mode()
     def logits(self, y: Tensor) -> Tensor:
-        """Return float32 logits [num_rows, vocab_size] for y [num_rows, hidden_size]; tokens unknown to the head have
-        -inf."""
+        """Return float32 logits [num_rows, vocab_size] for y [num_rows, hidden_size]; -inf for tokens unknown to the
+        head."""
         found = self._lm_head(self._norm(y)).float()
         if self._token_ids is None:
             return found

@@ -1,5 +1,4 @@
-"""Gemma 4: Llama with different heads per kind of layer, shared K and V, per-layer embeddings, and experts beside an
-MLP."""
+"""Gemma 4: Llama with per-kind heads, shared K and V, per-layer embeddings, and experts beside an MLP."""
 
 from __future__ import annotations
 
@@ -49,8 +48,10 @@ class ExpertsBesideMLP(Experts):
 
 
 class Gemma4Layer(LlamaLayer):
-    """Llama's layer times a learned scalar; after the MLP, x + norm(up(gelu(gate(x)) * the token's per-layer
-    embedding))."""
+    """Llama's layer times a learned scalar, with per-layer embeddings.
+
+    After the MLP it adds norm(up(gelu(gate(x)) * e)), where e is the token's embedding for this layer.
+    """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         spec, name = config.layers[layer_id], _projection(config.layers[layer_id])

@@ -285,8 +285,7 @@ class _Weights(Mapping[str, Weight]):
         return StreamedWeight(shape, self._dtype, partial(self._rows, pieces), stored)
 
     def _stored(self, pieces: Sequence[Piece]) -> StoredRows | None:
-        """Return where the rows of pieces are stored; None if they are not in files as packed, or have several block
-        types."""
+        """Return where pieces are stored; None if not in files as packed, or in blocks of several types."""
         found: list[StoredRows] = []
         for piece in pieces:
             rows = None if self._rows_of_files is None else self._rows_of_files.stored_rows(piece.name)

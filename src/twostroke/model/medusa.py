@@ -56,8 +56,10 @@ class MedusaHeads:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, num_heads: int) -> Tensor:
-        """Return float32 logits [num_heads, num_rows, vocab_size] of the first heads for hidden [num_rows,
-        hidden_size]."""
+        """Return float32 logits [num_heads, num_rows, vocab_size] of the first heads.
+
+        hidden: [num_rows, hidden_size], the target's final hidden states.
+        """
         states: list[Tensor] = []
         for blocks in self._blocks[:num_heads]:
             x = hidden

@@ -101,8 +101,8 @@ class PackedCache:
         return None if self._kept is None else self._kept.get(name)
 
     def keep(self, name: str, packed: PackedWeight) -> None:
-        """Add the packed form of a weight, or of its next part. If the disk is full, the cache is given up and the
-        start goes on."""
+        """Add the packed form of a weight, or of its next part. A full disk disables the cache and does not stop the
+        start."""
         if self._writer is not None:
             try:
                 self._writer.add(name, packed)
@@ -141,8 +141,7 @@ class PackedCache:
         )
 
     def _open(self, *, verify: bool) -> dict[str, list[PackedWeight]] | None:
-        """Return the cached weights; None if there are none, or after a warning if they are of another model or
-        damaged."""
+        """Return the cached weights; None if there are none, or (with a warning) if they do not fit or are damaged."""
         try:
             with self.path.open("rb") as file:
                 index, content = _read(file)

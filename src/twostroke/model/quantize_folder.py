@@ -1,5 +1,4 @@
-"""Quantization ahead of time: writes a model folder in compressed-tensors' layouts, with the bits of quantizing on
-load.
+"""Quantization ahead of time: writes a folder in compressed-tensors' layouts, with the bits of quantizing on load.
 
 int8 is `int-quantized` (a scale per channel), int4 `pack-quantized` (symmetric groups); both are described in
 model/packed_layouts.py.

@@ -177,10 +177,10 @@ def parts_of(config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
 
 
 def counted_parameters(config: ModelConfig) -> Mapping[str, int]:
-    """Return the multiplicity of parameters by name: those of a layer's first expert count for all experts, which are
-    alike.
+    """Return how many experts a parameter counts for, by name: those of a layer's first expert count for all.
 
-    Parameters of other experts are left out: a model of 128 experts has 60 times as many parameters as distinct ones.
+    Parameters of other experts are left out: a model of 128 experts has 60 times as many parameters as distinct
+    ones. Other parameters count once.
     """
     return _tables(config, architecture(config.architecture)).counted
 

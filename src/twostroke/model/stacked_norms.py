@@ -1,5 +1,4 @@
-"""StackedNorms: norms of heads as one tensor [num_heads, head_dim], from checkpoints with a tensor per head (StableLM
-2).
+"""StackedNorms: norms of heads as one tensor [num_heads, head_dim], from a tensor per head (StableLM 2).
 
 model.layers.0.self_attn.q_layernorm.norms.0.weight  ┐
 model.layers.0.self_attn.q_layernorm.norms.1.weight  ┴─►  model.layers.0.self_attn.q_layernorm.weight

@@ -31,8 +31,7 @@ def is_multiplied(name: str, config: ModelConfig, parameter: Parameter) -> bool:
 
 
 def is_packed(name: str, config: ModelConfig, parameter: Parameter, source: WeightSource, parts: Sequence[str]) -> bool:
-    """Return whether an operator packs a parameter: a multiplied matrix, or a table that is stored quantized and stays
-    so.
+    """Return whether an operator packs a parameter: a multiplied matrix, or a table that is stored quantized.
 
     Args:
         name: our name.
@@ -73,8 +72,7 @@ def with_dealt_experts(
 def pieces_of(
     source: WeightSource, parts: Sequence[str], parameter: Parameter, own: Callable[[int], range]
 ) -> tuple[Piece, ...]:
-    """Return the rows of stored parts that a rank has, for example its rows of q, of k and of v, wherever they are
-    stored.
+    """Return the rows of stored parts that a rank has, for example its rows of q, of k and of v.
 
     Args:
         source: source of the weights.

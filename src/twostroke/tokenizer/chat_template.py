@@ -125,8 +125,7 @@ class ChatTemplate:
             _ = unwritten.tools, unwritten.calls, unwritten.calls_beside_text, unwritten.text_beside_calls
 
     def unwritten(self, messages: Sequence[Mapping[str, Any]], *, has_tools: bool) -> list[str]:
-        """Return the parts of a conversation that the template never writes: TOOLS, CALLS of earlier turns, or
-        CALL_TEXTS."""
+        """Return what the template never writes of a conversation: TOOLS, CALLS of earlier turns, or CALL_TEXTS."""
         template = self._compiled.get(self._name(has_tools))
         if template is None:
             return []

@@ -75,8 +75,7 @@ _NO_ENDS_BESIDE: Mapping[str, frozenset[str]] = {
     "</s>": frozenset(("<|tool_response>",)),
     "<|end|>": frozenset(("<|return|>", "<|call|>")),
 }
-"""Exceptions to _END_TEXTS: tokens that do not end a generation if a vocabulary has all of some others (Gemma 4,
-gpt-oss)."""
+"""Tokens of _END_TEXTS that end nothing if a vocabulary has all of some others (Gemma 4, gpt-oss)."""
 _ENDING_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
@@ -114,8 +113,7 @@ def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
 
 
 def read_gguf_eos_token_ids(metadata: Metadata, vocab_size: int) -> frozenset[int]:
-    """Return the ids that end a generation: ids that the file names, and end tokens known by their text, as in
-    llama.cpp.
+    """Return the ids that end a generation: those that the file names, and tokens known by their text, as in llama.cpp.
 
     Raises:
         CorruptCheckpoint: ids that the model has no logits for.

@@ -103,8 +103,7 @@ NO_ARGUMENTS = frozenset({"", "null"})
 MAX_PARTS = 65536
 """Parts of one message."""
 _WITHOUT_CONTENT = frozenset({"assistant", "tool"})
-"""Roles that may have no content: an assistant turn that only calls tools, or the result of a tool that returns
-nothing."""
+"""Roles whose content may be empty: an assistant turn that only calls tools, or the empty result of a tool."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles defined by OpenAI; templates may know others."""
 _TEXTS = ("name", "tool_call_id", "refusal", *REASONING_FIELDS)

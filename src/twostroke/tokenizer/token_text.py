@@ -218,7 +218,7 @@ class ByteFallbackText:
         return None if isinstance(piece, int) else piece
 
     def start(self) -> TextStream:
-        """Return a stream that holds back a run of byte tokens until it ends: one wrong byte turns the whole run into
+        """Return a stream that holds back a run of byte tokens until it ends: one wrong byte makes the whole run
         U+FFFD."""
         return _ByteFallbackStream(self)
 

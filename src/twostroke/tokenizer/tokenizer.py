@@ -337,8 +337,7 @@ class IncrementalDetokenizer:
         text = tokenizer.text
         self._start = text.start
         self._stream: TextStream | None = None if isinstance(text, ByteLevelText) else text.start()
-        """Stream that holds back uncertain text; None until a token needs it, which may never happen if tokens are
-        bytes."""
+        """Stream that holds back uncertain text; None until a token needs it, possibly never if tokens are bytes."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add the next ids; return the text that is certain now, which may be empty."""

@@ -149,8 +149,7 @@ def gguf_name(name: str, own_modules: ModuleNames | None = None) -> str:
 
 
 def stack_of_experts(name: str) -> tuple[str, int] | None:
-    """Return the GGUF stack that holds an expert's tensor, and the expert's index; None: it does not belong to an
-    expert.
+    """Return the GGUF stack that holds an expert's tensor, and the expert's index; None: not an expert's tensor.
 
     >>> stack_of_experts("model.layers.7.mlp.experts.3.up_proj.weight")
     ('blk.7.ffn_up_exps.weight', 3)
