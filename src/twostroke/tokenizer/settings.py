@@ -80,7 +80,7 @@ def read_eos_token_ids(folder: Path, eos_token_id: int | None, vocab_size: int |
     if not path.is_file():
         path = folder / "config.json"
     config = _read_json(path)
-    text = config.get("text_config")  # of a model that reads images too
+    text = config.get("text_config")  # the text part of a model that also reads images
     given = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
     ids: list[Any] = [] if given is None else given if isinstance(given, list) else [given]
     if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
