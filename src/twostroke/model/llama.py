@@ -1,6 +1,8 @@
-"""Llama (Touvron et al. 2023, arXiv:2302.13971), and what differs from it by what a LayerSpec says: Mistral, SmolLM3,
-Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.00656), Gemma 3 (arXiv:2503.19786),
-GPT-NeoX (arXiv:2204.06745) and others."""
+"""Llama (Touvron et al. 2023, arXiv:2302.13971), and models that differ from it only by their LayerSpec.
+
+Among these are Mistral, SmolLM3, Granite, Qwen2, Qwen3 (Yang et al. 2025, arXiv:2505.09388), OLMo 2 (arXiv:2501.00656),
+Gemma 3 (arXiv:2503.19786) and GPT-NeoX (arXiv:2204.06745).
+"""
 
 from __future__ import annotations
 
@@ -36,26 +38,26 @@ _GATES: tuple[Activation, ...] = get_args(Activation)
 
 
 class FeedForward(Protocol):
-    """A branch beside the residual stream: what an MLP or experts make of rows, or the output projection."""
+    """A branch added to the residual stream: an MLP, experts, or the output projection of attention."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, K] -> [num_tokens, hidden_size]."""
+        """Map [num_tokens, K] to [num_tokens, hidden_size]."""
         ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual [num_tokens, hidden_size] + what `__call__` returns."""
+        """Return residual [num_tokens, hidden_size] plus the result of `__call__`."""
         ...
 
 
 class MLP:
-    """down(inner(x)); a FeedForward."""
+    """An MLP, down(inner(x)). Implements FeedForward."""
 
     def __init__(self, inner: GatedLinear, down: Linear) -> None:
         self._inner, self._down = inner, down
 
     @property
     def parts(self) -> MLPParts:
-        """For a back end that binds them."""
+        """Weights of the MLP, for a back end that binds them."""
         return MLPParts(self._inner, self._down)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -66,18 +68,18 @@ class MLP:
 
 
 class LlamaLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the feed-forward is gated (Shazeer 2020, arXiv:2002.05202).
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)), with a gated MLP (Shazeer 2020, arXiv:2002.05202).
 
-    The norms stand at the inputs of attention and MLP, at their outputs, or at both. Where both are computed in
-    parallel, the MLP reads what attention reads, by a norm of its own or by the same. `adds_to_normed` puts the norm's
-    output in the place of x.
+    Norms are at the inputs of attention and MLP, at their outputs, or at both. If attention and MLP are computed in
+    parallel, the MLP has the same input, through its own norm or the same one. With `adds_to_normed` the norm's output
+    replaces x as the residual.
     """
 
     reads_counts = False
-    """Whether it has experts whose rows are counted on the host."""
+    """Whether it has experts whose rows per expert are read by the host."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
-        """Takes the layer's weights, named without their `layers.i.`."""
+        """Pack the layer's weights, which are named without the prefix `layers.i.`."""
         operators, split, spec = placement.operators, placement.split, config.layers[layer_id]
         self._num_heads, self._num_kv_heads = split.share(spec.num_heads), split.share(spec.kv.num_kv_heads)
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
@@ -105,13 +107,13 @@ class LlamaLayer:
     def pack_feed_forward(
         self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement
     ) -> FeedForward:
-        """Return what follows attention and the norm behind it."""
+        """Return the branch that follows attention and the norm after it."""
         inner = self.pack_mlp(spec, weights, placement)
         down = placement.operators.pack_linear(weights["down.weight"], weights.get("down.bias"))
         return MLP(inner, placement.split.linear(down, config.hidden_size))
 
     def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
-        """Return what the MLP computes before its down projection: [num_tokens, hidden_size] -> intermediate_size."""
+        """Return the part of the MLP before its down projection, from hidden_size to intermediate_size."""
         operators = placement.operators
         if spec.has_gate:
             gate_up = weights["gate_up.weight"]
@@ -140,10 +142,10 @@ class LlamaLayer:
 
         Args:
             x: [num_tokens, hidden_size].
-            rotation: of q and k, where the layer has one.
-            attention: the step.
+            rotation: rotary embedding of q and k, if the layer has one.
+            attention: metadata of the step.
             kv: the KV storage.
-            query_scales: [num_tokens, 1, 1], factors on q, where the layer has them.
+            query_scales: [num_tokens, 1, 1], factors on q, if the layer has them.
         """
         if self._whole is not None and query_scales is None:
             return self._attention.within(self._whole, x, rotation, attention, kv)
@@ -155,17 +157,17 @@ class LlamaLayer:
         return self._added(normed if self._adds_to_normed else x, self.feed_forward, normed, self._mlp_out_norm)
 
     def feed_forward_parts(self) -> MLPParts | ExpertParts | None:
-        """Return what a back end may bind of what follows attention; None: nothing."""
+        """Return the parts of the feed-forward branch that a back end may bind; None if it cannot."""
         return self.feed_forward.parts if isinstance(self.feed_forward, MLP) else None
 
     def center_keys(self, mean: Tensor) -> None:
-        """Store quantized keys less `mean`, [num_kv_heads of this rank, head_dim], from now on."""
+        """Store quantized keys minus `mean` [num_kv_heads of this rank, head_dim], from now on."""
         self._attention.center_keys(mean)
 
     def _as_one_call(
         self, spec: LayerSpec, norms: Mapping[str, Norm], head_norm: RMSNorm | None, operators: Operators
     ) -> WholeLayer | None:
-        """Return this layer as one call of the back end, where it is of the kind that has one."""
+        """Return this layer as one call of the back end; None if it has none for such a layer."""
         adds_plainly = not self._adds_to_normed and not self._is_parallel and self._residual_scale == 1.0
         if self._split.size > 1 or not adds_plainly or not spec.has_plain_attention:
             return None
@@ -202,7 +204,7 @@ class LlamaLayer:
         kv: KVTensors,
         query_scales: Tensor | None = None,
     ) -> Tensor:
-        """Self-attention of x [num_tokens, hidden_size], before the output projection."""
+        """Return self-attention of x [num_tokens, hidden_size], before the output projection."""
         qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
         if self._qk_norms:
             qk = qkv[:, : self._num_heads + self._num_kv_heads]
@@ -217,7 +219,7 @@ class LlamaLayer:
         return self._split.gather(self._attention(qkv, rotation, attention, kv), self._width)
 
     def _norm_rows_(self, qk: Tensor, parts: Sequence[Tensor]) -> None:
-        """Norm q and k over the heads of all ranks, in place; each rank goes on with its own."""
+        """Normalize q and k over the heads of all ranks, in place; each rank keeps its own heads."""
         wholes = self._split.gather_heads(qk, self._heads_of_all)
         for part, whole, norm in zip(parts, wholes, self._qk_norms, strict=True):
             own = self._split.own(whole.shape[1])
@@ -225,7 +227,7 @@ class LlamaLayer:
 
 
 def same(x: Tensor) -> Tensor:
-    """Stand in for a norm where a layer has none."""
+    """Return x unchanged, in place of a norm that a layer does not have."""
     return x
 
 
@@ -244,7 +246,7 @@ def gate_activation(spec: LayerSpec) -> Activation:
 
 
 def _plain(up: Linear, activation: PlainActivation, x: Tensor) -> Tensor:
-    """Compute what an MLP without a gate does before its down projection."""
+    """Compute the part of an MLP without a gate before its down projection."""
     inner = up(x)
     return activated(inner.float(), activation).to(inner.dtype)
 
@@ -258,19 +260,19 @@ def _norm(config: ModelConfig, weights: Mapping[str, Any], name: str, operators:
 
 
 def norm_weight(config: ModelConfig, weight: Tensor) -> Tensor:
-    """Return what a norm multiplies with, from what checkpoints store."""
+    """Return a norm's factors from the stored weight."""
     return weight.float() + config.norm_offset if config.has_wide_norms or config.norm_offset else weight
 
 
 def _norm_parameters(config: ModelConfig, name: str, size: int, num_copies: int = 1) -> dict[str, Parameter]:
-    """Return the tensors of a norm; those that compute in float32 are kept in it."""
+    """Return the tensors of a norm; a norm computed in float32 is kept in float32."""
     is_wide = config.norm != "rms" or config.has_wide_norms
     kinds = ("weight", "bias") if config.norm == "layer_bias" else ("weight",)
     return {f"{name}.{kind}": Parameter((size,), num_copies=num_copies, is_wide=is_wide) for kind in kinds}
 
 
 class Llama(DecoderModel):
-    """Embedding, layers, norm, and a head that may be the embedding."""
+    """A model of embedding, layers, norm, and a head that may be the embedding."""
 
     layer_class: type[LlamaLayer] = LlamaLayer
 
@@ -295,7 +297,7 @@ class Llama(DecoderModel):
 
     @classmethod
     def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
-        """Tensors of one layer."""
+        """Return the tensors of one layer."""
         spec, hidden = config.layers[layer_id], config.hidden_size
         q, kv, wide = spec.q_size, spec.kv_size, spec.intermediate_size
         linears: dict[str, tuple[tuple[int, ...], int, bool]] = {
@@ -329,7 +331,7 @@ class Llama(DecoderModel):
         return found
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], placement: Placement) -> None:
-        """Builds the layers from weights named as in `parameters`."""
+        """Build the layers from weights named as in `parameters`."""
         super().__init__(config, weights, placement)
         head = "embedding.weight" if config.tie_word_embeddings else "lm_head.weight"
         scale = torch.tensor(config.embedding_scale, dtype=torch.float64)
@@ -340,7 +342,7 @@ class Llama(DecoderModel):
         has_norm = config.has_embedding_norm
         self._embedding_norm = _norm(config, weights, "embedding_norm", placement.operators) if has_norm else same
         self._positions = None if config.position_offset is None else weights["positions.weight"]
-        # the largest matrix first: what quantizing it takes for a moment is given back before the others are there
+        # the largest matrix first, so that the memory for quantizing it is free again before the others are loaded
         head_bias = weights["lm_head.bias"] if config.head_bias else None
         lm_head = placement.operators.pack_linear(weights[head], head_bias)
         self._lm_head = placement.split.linear(lm_head, config.vocab_size)
@@ -396,7 +398,7 @@ class Llama(DecoderModel):
         rotations = [(rotary(positions), rotary.query_scales(positions)) for rotary in self._rotaries]
         for layer_id in layers:
             if features is not None and layer_id in features:
-                features[layer_id].copy_(hidden[:, : self.config.hidden_size])  # what comes may add to it in place
+                features[layer_id].copy_(hidden[:, : self.config.hidden_size])  # layers may add in place
             which = self._rotary_of[layer_id]
             rotation, query_scales = (None, None) if which is None else rotations[which]
             hidden = self._layers[layer_id].forward(hidden, rotation, attention, kv, query_scales)
@@ -421,7 +423,7 @@ class Llama(DecoderModel):
 
 
 def rows_reader(table: Matrix, operators: Operators) -> Callable[[Tensor], Tensor]:
-    """Return what looks up rows of a table [N, K]: int64 [n] -> [n, K]. One that is stored quantized stays so."""
+    """Return a function that looks up rows of a table [N, K], int64 [n] -> [n, K]; it may stay quantized."""
     if operators.keeps_quantized and not isinstance(table, Tensor):
         return operators.pack_linear(table, None).rows
     whole = table.whole() if isinstance(table, StreamedWeight) else table

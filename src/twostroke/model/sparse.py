@@ -1,6 +1,8 @@
-"""Sparse layers: a router sends each token to a few experts (Shazeer et al. 2017, arXiv:1701.06538). Mixtral
-(arXiv:2401.04088), Qwen2-MoE, Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), Granite-MoE, gpt-oss
-(arXiv:2508.10925), GLM-4.5 (arXiv:2508.06471), MiniMax-M2, ERNIE 4.5, dots.llm1 (arXiv:2506.05767)."""
+"""Sparse layers: a router sends each token to a few experts (Shazeer et al. 2017, arXiv:1701.06538).
+
+For Mixtral (arXiv:2401.04088), Qwen2-MoE, Qwen3-MoE (arXiv:2505.09388), OLMoE (arXiv:2409.02060), Granite-MoE, gpt-oss
+(arXiv:2508.10925), GLM-4.5 (arXiv:2508.06471), MiniMax-M2, ERNIE 4.5 and dots.llm1 (arXiv:2506.05767).
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,10 @@ _EXPERT_SCALES = "routing.per_expert_scale"
 
 
 class Experts:
-    """The sum of what a token's experts make, and what the shared one makes; a FeedForward."""
+    """The sum of the outputs of a token's experts and of the shared expert. Implements FeedForward."""
 
     def __init__(self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> None:
-        """Takes the weights of a layer."""
+        """Pack the weights of a layer's router and experts."""
         assert spec.experts is not None, spec
         experts, operators, split = spec.experts, placement.operators, placement.split
         self._logits = operators.pack_linear(weights["router.weight"], weights.get("router.bias"))
@@ -48,7 +50,7 @@ class Experts:
         self._products = inner, outer
         self.reads_counts = inner.reads_counts or outer.reads_counts
         self.compute: ExpertProducts
-        """The sum of what the chosen experts make of rows."""
+        """Sum of the outputs of the chosen experts."""
         if split.deals_experts:
             self.compute = DealtExperts(inner, outer, split, experts.num_experts)
         else:
@@ -66,14 +68,14 @@ class Experts:
 
     @property
     def parts(self) -> ExpertParts | None:
-        """For a back end that binds them; None where there is more: a norm of the router's, a shared expert's gate."""
+        """Parts for a back end that binds them; None if there are others (router norm, gate of a shared expert)."""
         if self._router_norm is not None or self._shared_gate is not None:
             return None
         shared = None if self._shared is None else self._shared.parts
         return ExpertParts(self._logits, self._router, *self._products, shared)
 
     def choose(self, in_float32: Tensor) -> Routing:
-        """Choose the experts of rows, float32 [num_tokens, hidden_size]."""
+        """Return the experts chosen for each row, float32 [num_tokens, hidden_size]."""
         normed = in_float32 if self._router_norm is None else self._router_norm(in_float32)
         return self._route(self._logits(normed), self._router)
 
@@ -91,7 +93,7 @@ class Experts:
 
 
 class SparseLayer(LlamaLayer):
-    """A layer of Llama with experts in the place of its MLP, where its spec has some."""
+    """A Llama layer with experts in place of the MLP, if its spec has some."""
 
     def pack_feed_forward(
         self, config: ModelConfig, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement
@@ -151,7 +153,7 @@ def _names(experts: range, product: str, kind: str = "weight") -> list[str]:
 
 
 def _biases(spec: ExpertsSpec, experts: range, weights: Mapping[str, Any], product: str) -> Tensor | None:
-    """Return the biases of some experts, [len(experts), N]; None: they have none."""
+    """Return the biases of some experts, [len(experts), N]; None if they have none."""
     if not spec.has_biases:
         return None
     return torch.stack([weights[name] for name in _names(experts, product, "bias")])
