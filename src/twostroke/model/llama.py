@@ -423,7 +423,10 @@ class Llama(DecoderModel):
 
 
 def rows_reader(table: Matrix, operators: Operators) -> Callable[[Tensor], Tensor]:
-    """Return a function that looks up rows of a table [N, K], int64 [n] -> [n, K]; it may stay quantized."""
+    """Return a function that looks up rows of a table [N, K], int64 [n] -> [n, K].
+
+    A quantized table stays quantized if the operators keep it so.
+    """
     if operators.keeps_quantized and not isinstance(table, Tensor):
         return operators.pack_linear(table, None).rows
     whole = table.whole() if isinstance(table, StreamedWeight) else table

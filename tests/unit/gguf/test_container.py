@@ -143,7 +143,9 @@ def test_a_first_part_that_is_not_there_is_named(tmp_path: Path) -> None:
     first.unlink()
     for path in (second, gguf_path(str(tmp_path))):
         assert path is not None
-        with pytest.raises(ModelNotFound, match=rf"{first.name}, the first part of the model, does not exist\. Download"):
+        with pytest.raises(
+            ModelNotFound, match=rf"{first.name}, the first part of the model, does not exist\. Download"
+        ):
             GGUFFile(path)
 
 
