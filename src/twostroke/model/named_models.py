@@ -80,7 +80,7 @@ def models_folder() -> Path:
     try:
         return Path.home() / ".cache" / "twostroke" / "models"
     except RuntimeError as error:
-        raise SetupError("the home folder, where fetched models are kept, is not known. Set HOME.") from error
+        raise SetupError("the home folder is not known; fetched models are kept there. Set HOME.") from error
 
 
 NAMED_MODELS: Mapping[str, NamedModel] = {

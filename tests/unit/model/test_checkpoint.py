@@ -151,7 +151,7 @@ def test_names_of_tensors_are_quoted_in_a_short_printable_line(folder: Path, cap
     assert len(str(told.value)) < 1500
     edit(folder, lambda tensors: tensors.update({f"vision_tower.{name}": tensors.pop(name) for name in names}))
     load(folder)
-    assert "20 tensors that are not of text are not loaded" in caplog.text
+    assert "20 tensors outside the text model are not loaded" in caplog.text
     assert all(record.getMessage().isprintable() and len(record.getMessage()) < 600 for record in caplog.records)
 
 

@@ -222,7 +222,7 @@ def other_floats(tensors: Tensors) -> None:
     [
         (without_scale, CorruptCheckpoint, "q_proj.weight_scale_inv is missing"),
         (without_codes, CorruptCheckpoint, "q_proj.weight_scale_inv does not belong to a matrix of type F8_E4M3"),
-        (misshapen, CorruptCheckpoint, r"has shape \[2, 3\]; for \[40, 40\] it is \[3, 2\]"),
+        (misshapen, CorruptCheckpoint, r"has shape \[2, 3\]; for \[40, 40\] it must be \[3, 2\]"),
         (scale_of_integers, UnsupportedModel, "has type I32, which is not implemented; known: F32"),
         (scale_of_powers, UnsupportedModel, "has type F8_E8M0, which is not implemented; known: F32"),
         (two_scales, CorruptCheckpoint, "q_proj.weight_scale_inv and .*q_proj.weight_scale scale one matrix"),

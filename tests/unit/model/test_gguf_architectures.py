@@ -684,7 +684,7 @@ def test_one_norm_of_two_never_stands_for_the_other(gone: str, tmp_path: Path) -
         ({"blk.1.ffn_gate_up_exps.weight": None}, r"missing: blk\.1\.ffn_gate_exps\.weight, "),
         (
             {"blk.0.ffn_gate_up_exps.weight": np.zeros((7, 96, 64), np.float32)},
-            r"blk\.0\.ffn_gate_up_exps\.weight is .*, of 7 experts; its metadata say 8",
+            r"blk\.0\.ffn_gate_up_exps\.weight is .*, 7 experts; its metadata say 8",
         ),
     ],
 )

@@ -118,7 +118,7 @@ def change(name: str, changed: Callable[[Tensor], Tensor]) -> Callable[[Tensors]
         (drop(f"{STACK}_blocks"), "gate_up_proj_blocks is missing beside .*gate_up_proj_scales"),
         (
             change(f"{STACK}_scales", lambda scales: scales[..., :2]),
-            r"gate_up_proj_scales has shape \[5, 320, 2\]; for \[5, 320, 3, 16\] of .*_blocks it is \[5, 320, 3\]",
+            r"gate_up_proj_scales has shape \[5, 320, 2\]; for \[5, 320, 3, 16\] of .*_blocks it must be \[5, 320, 3\]",
         ),
         (change(f"{STACK}_blocks", lambda blocks: blocks.flatten(2)), r"_blocks has shape \[5, 320, 48\]; it must be"),
         (change(f"{STACK}_blocks", lambda blocks: blocks[:, :319]), r"\[5, 319, 3, 16\]; it must be .*an even number"),
@@ -148,7 +148,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
 
     write(tmp_path, leave_one_out)
     with pytest.raises(
-        CorruptCheckpoint, match=r"gate_up_proj_(bias|blocks) is \[4, .*, of 4 experts; config.json says 5"
+        CorruptCheckpoint, match=r"gate_up_proj_(bias|blocks) is \[4, .*, 4 experts; config.json says 5"
     ):
         load(tmp_path)
 

@@ -137,11 +137,11 @@ def test_a_model_that_changed_is_packed_anew(model: Path, folder: Path, caplog: 
     tokens(model, folder)
     os.utime(model, ns=(0, 1))
     tokens(model, folder)
-    assert "was made of another time" in caplog.text
+    assert "was made for another time" in caplog.text
     shutil.copy(gguf_files.fixture("llama-wide-q6_k"), model)
     caplog.clear()
     assert tokens(model, folder) == tokens(gguf_files.fixture("llama-wide-q6_k"), None)
-    assert "was made of another size, time, header" in caplog.text
+    assert "was made for another size, time, header" in caplog.text
 
 
 def test_another_version_packs_anew(
@@ -150,7 +150,7 @@ def test_another_version_packs_anew(
     tokens(model, folder)
     monkeypatch.setattr(packed_cache, "__version__", "0.0.7")
     tokens(model, folder)
-    assert "was made of another version of twostroke" in caplog.text
+    assert "was made for another version of twostroke" in caplog.text
 
 
 def test_verify_finds_a_change_that_nothing_else_tells(

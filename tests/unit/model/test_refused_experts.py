@@ -87,7 +87,7 @@ FOLDERS: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "a stack of fewer experts": (
         "granite_moe",
         put(f"{GRANITE}.output_linear.weight", 3, 64, 96),
-        f"{GRANITE}.output_linear.weight is [3, 64, 96], of 3 experts; config.json says 4",
+        f"{GRANITE}.output_linear.weight is [3, 64, 96], 3 experts; config.json says 4",
     ),
     "a stack is missing": (
         "granite_moe",
@@ -184,7 +184,7 @@ def test_an_expert_in_another_format(quantized: Path) -> None:
     edit_tensors(quantized, as_floats)
     error, message = refusal_of(quantized)
     assert error is UnsupportedModel
-    assert f"{name}.weight is of floats, {MLP}.experts.0.down_proj.weight of 4 bits in groups of 32" in message
+    assert f"{name}.weight has floats, {MLP}.experts.0.down_proj.weight 4 bits in groups of 32" in message
     with pytest.raises(UnsupportedModel, match="experts of one layer must have one format"):
         LLM(str(quantized))
 
@@ -221,12 +221,12 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
     "a stack of fewer experts": (
         put("blk.1.ffn_up_exps.weight", 7, 64, 64),
         {},
-        "blk.1.ffn_up_exps.weight is [7, 64, 64], of 7 experts; its metadata say 8",
+        "blk.1.ffn_up_exps.weight is [7, 64, 64], 7 experts; its metadata say 8",
     ),
     "a stack of more experts": (
         put("blk.2.ffn_down_exps.weight", 9, 64, 64),
         {},
-        "blk.2.ffn_down_exps.weight is [9, 64, 64], of 9 experts; its metadata say 8",
+        "blk.2.ffn_down_exps.weight is [9, 64, 64], 9 experts; its metadata say 8",
     ),
     "a stack of other matrices": (
         put("blk.0.ffn_down_exps.weight", 8, 64, 32),
@@ -242,7 +242,7 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
         "blk.0.ffn_down.3.weight is stored twice: by itself and within blk.0.ffn_down_exps.weight",
     ),
     "metadata of far too many experts": (lambda _: None, {"expert_count": 10**9}, "4096"),
-    "metadata of more experts": (lambda _: None, {"expert_count": 9}, "of 8 experts; its metadata say 9"),
+    "metadata of more experts": (lambda _: None, {"expert_count": 9}, ", 8 experts; its metadata say 9"),
     "no experts": (
         lambda _: None,
         {"expert_count": 0},
