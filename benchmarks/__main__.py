@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: reproduce this project's own results. No part of the package that is installed."""
+"""`python -m benchmarks`: reproduce this project's own results. Not part of the installed package."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ app.command(random_gguf)
 
 @app.command
 def router(*, options: RouterFlags = RouterOptions()) -> None:
-    """Processor time of a routing decision between two pools of up to 10,000 members, and of their reports.
+    """Measure the processor time of a routing decision between two pools of up to 10,000 members, and of their reports.
 
-    And what fleets of these sizes would take in front of them, worked out from it.
+    Also computes what fleets of these sizes would need for routing.
     """
     rows, tables = run_router(options)
     print_router(rows)
@@ -63,19 +63,20 @@ def router(*, options: RouterFlags = RouterOptions()) -> None:
 
 @app.command
 def ranks(*, options: RanksFlags = RanksOptions()) -> None:
-    """All-gathers between two ranks through shared memory and sockets, and two ranks beside two threads of one."""
+    """Measure all-gathers between two ranks through shared memory and sockets, and two ranks against two threads of
+    one."""
     print_ranks(run_ranks(options))
 
 
 @app.command
 def drill(*, options: DrillFlags = DrillOptions()) -> None:
-    """Streams through two pools whose processes are killed and frozen: none may differ from the undisturbed."""
+    """Check that streams through two pools whose processes are killed and frozen equal undisturbed ones."""
     print_drill(run_drill(options))
 
 
 @app.command
 def prediction(*, options: PredictionFlags = PredictionOptions()) -> None:
-    """How far predicted TTFT, TPOT and throughput are off, on workloads that the calibration has not seen."""
+    """Measure the errors of predicted TTFT, TPOT and throughput, on workloads that the calibration has not seen."""
     found = run_prediction(options)
     print_prediction(found)
     if not found["holds"]:
@@ -84,7 +85,7 @@ def prediction(*, options: PredictionFlags = PredictionOptions()) -> None:
 
 @app.command
 def reproduce(*names: str, options: ReproduceFlags = ReproduceOptions()) -> None:
-    """Results of the field, predicted first, then measured.
+    """Reproduce results of the field: predicted first, then measured.
 
     Parameters
     ----------
@@ -102,10 +103,10 @@ def reproduce(*names: str, options: ReproduceFlags = ReproduceOptions()) -> None
 
 @app.command
 def compare(*, options: CompareFlags = CompareOptions()) -> None:
-    """Twostroke beside other engines on this machine: the same weights, threads and work, in turn.
+    """Compare Twostroke with other engines on this machine: the same weights, threads and work, alternating.
 
-    Nothing is installed: each peer is looked for in the environment whose Python is given (--env vllm=PYTHON). One that
-    is missing or fails has a row that says why.
+    Nothing is installed: each peer is imported in the environment whose Python is given (--env vllm=PYTHON). A peer
+    that is missing or fails gets a row with the reason.
     """
     from benchmarks.compare.run import print_compared, run_compare
 
@@ -117,24 +118,25 @@ def compare(*, options: CompareFlags = CompareOptions()) -> None:
 
 @app.command
 def servers(*, options: ServersFlags = ServersOptions()) -> None:
-    """Our server beside others of the same model, each started by its own command line: the same load, in turn."""
+    """Compare our server with others of the same model, each started by its own command line: the same load,
+    alternating."""
     print_servers(run_servers(options))
 
 
 @app.command
 def spec(*, options: SpecFlags = SpecOptions(), load: LoadFlags = LoadByFlags()) -> None:
-    """Drafts against none, in turn: the speed-up beside the predicted one, and whether the gate ever loses.
+    """Compare drafts with none, alternating: measured and predicted speed-up, and whether the gate ever loses.
 
-    And how many drafts stand, beside how many would if they were accepted with probability min(1, p/q).
+    Also shows how many drafts are accepted, and the number accepted with probability min(1, p/q).
     """
     print_spec(run_spec(options, load).results)
 
 
 @app.command
 def handover(*, options: HandoverFlags = HandoverOptions()) -> None:
-    """The KV of a prompt from one process to another, by each transport: whole, and layer by layer beside its prefill.
+    """Measure the KV hand-over of a prompt between processes, by each transport: whole, and layer by layer.
 
-    The exit code is 1 when the bytes that went over are not those of the formula.
+    The exit code is 1 if the number of transferred bytes differs from the formula.
     """
     found = run_handover(options).results
     print_handover(found)
@@ -144,9 +146,9 @@ def handover(*, options: HandoverFlags = HandoverOptions()) -> None:
 
 @app.command
 def path(*, options: PathFlags = PathOptions()) -> None:
-    """Functions, files and lines of code that a plain request runs through, beside the committed figures.
+    """Count the functions, files and lines of code on a plain request's path, and compare with the committed figures.
 
-    The exit code is 1 when a path has become longer.
+    The exit code is 1 if a path has become longer.
     """
     if not run_path(options):
         sys.exit(1)
@@ -161,13 +163,13 @@ def table(
     Parameters
     ----------
     results
-        The folder of results.
+        Folder of results.
     page
         Another page that holds the tables between two marks, for --write and --check.
     write
-        Put them there, instead of printing them.
+        Write them into these pages, instead of printing them.
     check
-        Only compare: the exit code is 1 when the page has other tables.
+        Only compare: the exit code is 1 if a page has other tables.
     """
     if write and check:
         raise InvalidParameter("check", True, "cannot be given beside --write", "Give one of the two.")

@@ -1,4 +1,4 @@
-"""A claim: one figure predicted before it was measured, and the rule by which the two are held against each other."""
+"""Claims: a figure predicted before it was measured, and the rule that compares the two."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from twostroke.tables import plain_table
 
 
 class NotOnThisMachine(SetupError):
-    """What a reproduction is about is not here: "all" leaves it out, and asking for it by name is refused."""
+    """Error for a reproduction that this machine lacks something for: "all" skips it, asking for it by name is
+    refused."""
 
 
 DEFAULT_TRACES = Path("traces")
@@ -30,10 +31,10 @@ DEFAULT_TRACES = Path("traces")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproduceOptions:
-    """How results of the field are reproduced."""
+    """Options of the reproductions of results of the field."""
 
     full: bool = False
-    """The sizes that published results are made with; otherwise a quick look at small ones."""
+    """Use the sizes of published results; otherwise a quick run with small ones."""
     model: str = "embedded"
     """Model folder for everything that needs a model."""
     label: str | None = None
@@ -43,16 +44,16 @@ class ReproduceOptions:
     traces: Path = DEFAULT_TRACES
     """Folder with the Mooncake traces, for the results that replay them."""
     results: Path = Path("benchmarks/results")
-    """Where JSON and PNG go; small sizes are saved beside the full ones as NAME-small."""
+    """Folder for JSON and PNG; small sizes are saved next to the full ones as NAME-small."""
     plots: bool = True
-    """Draw a PNG beside each JSON (needs the extra 'bench')."""
+    """Draw a PNG for each JSON (needs the extra 'bench')."""
     with_model: bool = True
-    """False leaves out what needs a model, and keeps the counters, which are exact."""
+    """Run what needs a model; False only keeps the counters, which are exact."""
     seed: int = 0
-    """Of every workload."""
+    """Seed of every workload."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check what needs no model."""
         for name in ("full", "plots", "with_model"):
             switch(name, getattr(self, name))
         if self.label is not None and not re.fullmatch(r"[A-Za-z0-9._-]+", self.label):
@@ -64,16 +65,16 @@ class ReproduceOptions:
 
     @property
     def model_name(self) -> str:
-        """For results, which say what was measured and not where it lay."""
+        """Name of the model for results, without its place."""
         return model_name(self.model)
 
     @property
     def traces_name(self) -> str:
-        """The same of the folder with the traces."""
+        """Name of the folder with the traces for results, without its place."""
         return last_part(self.traces)
 
     def load(self, max_model_len: int) -> LoadConfig:
-        """The model, with a context of that many tokens."""
+        """Return the settings of the model, with a context of `max_model_len` tokens."""
         return LoadConfig(model=self.model, threads=self.threads, max_model_len=max_model_len)
 
     def drawn(
@@ -100,11 +101,11 @@ class ReproduceOptions:
         )
 
     def of_lengths(self, lengths: Sequence[tuple[int, int]], *, seed: int = 0) -> Workload:
-        """Return requests of these lengths of prompt and output; `seed` is added to the command's own."""
+        """Return requests with these lengths of prompt and output; `seed` is added to the command's own."""
         return of_lengths(lengths, vocab_size=self.vocab_size(), seed=self.seed + seed)
 
     def vocab_size(self) -> int:
-        """Token ids that workloads may use: the model's, or any when there is none."""
+        """Return the number of token ids that workloads may use: the model's, or 4096 without a model."""
         if not self.with_model:
             return 4096
         return find_model(self.model).config().vocab_size
@@ -112,69 +113,69 @@ class ReproduceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One figure."""
+    """One figure, its prediction and its rule."""
 
     what: str
     predicted: float | None
-    """None when nothing was predicted: the figure is only reported."""
+    """Predicted figure; None: the measured one is only reported."""
     measured: float
     rule: str
-    """What has to hold, in words."""
+    """Condition in words."""
     holds: bool | None
-    """None when nothing has to."""
+    """Whether the condition holds; None without one."""
 
     @classmethod
     def equal(cls, what: str, predicted: int, measured: int) -> Claim:
-        """Counters: the very same number."""
+        """Return a claim about a counter: equal to the prediction."""
         return cls(what, predicted, measured, "equal", predicted == measured)
 
     @classmethod
     def within(cls, what: str, predicted: float, measured: float, share: float) -> Claim:
-        """Off by at most this share of the prediction."""
-        slack = 1e-12 * abs(predicted)  # 2.1 is within 5 % of 2.0, whatever floats make of it
+        """Return a claim of a relative error of at most `share`."""
+        slack = 1e-12 * abs(predicted)  # 2.1 is within 5 % of 2.0, despite rounding
         holds = abs(measured - predicted) <= share * abs(predicted) + slack
         return cls(what, predicted, measured, f"within {share:.2g}" if share < 0.01 else f"within {share:.0%}", holds)
 
     @classmethod
     def at_least(cls, what: str, bound: float, measured: float, predicted: float | None = None) -> Claim:
-        """A lower bound, perhaps beside a prediction."""
+        """Return a claim of a lower bound, optionally with a prediction."""
         return cls(what, predicted, measured, f">= {bound:g}", measured >= bound)
 
     @classmethod
     def at_most(cls, what: str, bound: float, measured: float, predicted: float | None = None) -> Claim:
-        """An upper bound, perhaps beside a prediction."""
+        """Return a claim of an upper bound, optionally with a prediction."""
         return cls(what, predicted, measured, f"<= {bound:g}", measured <= bound)
 
     def judged(self, when: bool) -> Claim:
-        """The same claim; only reported unless `when`. Times of small runs are a look, they prove nothing."""
+        """Return this claim, only reported unless `when`: times of small runs prove nothing."""
         return self if when else replace(self, rule="reported", holds=None)
 
     @classmethod
     def reported(cls, what: str, measured: float, predicted: float | None = None) -> Claim:
-        """Nothing has to hold."""
+        """Return a figure without a condition."""
         return cls(what, predicted, measured, "reported", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """A result of the field, reproduced: the claims, and what they rest on."""
+    """A reproduced result of the field: the claims and their data."""
 
     claims: tuple[Claim, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     workload: Mapping[str, Any] = field(default_factory=dict[str, Any])
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Everything else worth keeping in the JSON."""
+    """Further data for the JSON."""
     remarks: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Skipped parts, with reasons."""
     title: str = ""
-    """Where it depends on the size; empty: that of the study."""
+    """Title, if it depends on the size; empty: that of the study."""
     draw: Draw | None = None
     figure_size: tuple[float, float] = (7.0, 4.0)
-    """Inches."""
+    """Width and height in inches."""
     warmup: int = 0
     repeats: int = 1
     hardware: Hardware | None = None
-    """What it was measured on, where that is more than this machine's processors."""
+    """Measured hardware, if it is more than this machine's processors."""
 
     @property
     def holds(self) -> bool:
@@ -183,7 +184,7 @@ class Reproduction:
 
 
 def table(title: str, claims: Sequence[Claim]) -> Table:
-    """Prediction beside measurement, for people."""
+    """Return a table of predictions and measurements."""
     rows = plain_table(("figure",), ("predicted", "measured", "off by"), title)
     rows.add_column("rule")
     rows.add_column("")

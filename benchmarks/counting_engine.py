@@ -1,7 +1,7 @@
-"""The real engine around an executor that only counts, in simulated time: one step is one second.
+"""The real engine with an executor that only counts, in simulated time: one step is one second.
 
-It is for step counts, KV accounting and trace replays at full size. Everything else of the engine is the real thing;
-only the numbers that a model would make are missing.
+It serves for step counts, KV accounting and trace replays at full size. Everything else is the real engine; only the
+model's numbers are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from twostroke.served_run import Run
 
 
 class SimulatedClock:
-    """Seconds that pass only when somebody lets them."""
+    """Clock that only advances explicitly."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -40,18 +40,18 @@ class SimulatedClock:
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Advance the clock."""
         assert seconds >= 0, f"time cannot go back by {-seconds} s"
         self.now_s += seconds
 
 
 class CountingExecutor:
-    """Samples the same token for everyone, at once.
+    """Executor that samples the same token for every request at once.
 
     Args:
         token_id: that token.
-        clock: moved on by `step_time_s` when a step's result is collected; None leaves time alone.
-        step_time_s: how long a step takes in simulated time.
+        clock: advanced by `step_time_s` when a step's result is collected; None: no clock.
+        step_time_s: duration of a step in simulated time.
     """
 
     max_in_flight = 1
@@ -63,10 +63,10 @@ class CountingExecutor:
         self._results: deque[StepResult] = deque()
 
     def add_request(self, request: NewRequest) -> None:
-        """Nothing to remember."""
+        """Do nothing."""
 
     def submit(self, batch: ScheduledBatch) -> None:
-        """Answers at once: one token for each request whose turn it is to sample."""
+        """Make the result at once: one token for each request that samples."""
         made = (RequestResult(r.request_id, self._token_ids if r.samples_token else ()) for r in batch.requests)
         self._results.append(StepResult(batch.step, tuple(made)))
 
@@ -76,17 +76,17 @@ class CountingExecutor:
         return self._results.popleft()
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
-        """Nothing is stored, so nothing differs."""
+        """Return no differences, since nothing is stored."""
         del check, token_ids
         return ()
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountingEngine:
-    """An engine without a model, with its parts within reach."""
+    """An engine without a model, with access to its parts."""
 
     engine: Engine
     executor: RecordingExecutor
@@ -94,7 +94,7 @@ class CountingEngine:
     clock: SimulatedClock
 
     def run(self, workload: Workload, *, progress: str | None = None) -> Run:
-        """Runs a workload to its end; times of the run are in steps."""
+        """Run a workload to its end; times of the run are in steps."""
         return drive(self.engine, self.executor, workload, clock=self.clock, wait=self.clock.advance, progress=progress)
 
 
@@ -108,16 +108,16 @@ def counting_engine(
     specs: Sequence[KVSpec] = (KVSpec(num_kv_heads=1, head_dim=1),),
     step_time_s: float = 1.0,
 ) -> CountingEngine:
-    """Builds one.
+    """Build an engine that counts.
 
     Args:
         scheduler: as for any engine.
-        cache: as for any engine; without num_kv_blocks there is room for every running request at its longest.
+        cache: as for any engine; without num_kv_blocks every running request fits at its longest.
         max_model_len: longest prompt plus output.
-        event_log: a file for the event log, or who hears every event.
+        event_log: a file for the event log, or an object that receives every event.
         at_submit: called with the KV memory's account when a step is decided.
         specs: KV of each layer of its model.
-        step_time_s: how long a step takes in simulated time.
+        step_time_s: duration of a step in simulated time.
     """
     layers = tuple(
         LayerSpec(num_heads=1, kv=spec, rope=RopeConfig(DEFAULT_ROPE_THETA), intermediate_size=1) for spec in specs
@@ -156,12 +156,12 @@ def counting_engine(
 
 
 def batching(mode: str, num_slots: int) -> tuple[SchedulerConfig, CacheConfig]:
-    """Return the settings of an engine with static or continuous batching that finds no prefix again."""
+    """Return the settings of an engine with static or continuous batching and without a prefix cache."""
     scheduler = SchedulerConfig(max_num_seqs=num_slots, batching="static" if mode == "static" else "continuous")
     return scheduler, CacheConfig(enable_prefix_caching=False)
 
 
 def count_slots(mode: str, num_slots: int, workload: Workload, title: str) -> Run:
-    """Run a workload with static or continuous batching; what is of interest are the slots of each step."""
+    """Run a workload with static or continuous batching, to count the slots of each step."""
     engine = counting_engine(*batching(mode, num_slots), max_model_len=workload.max_request_tokens)
     return engine.run(workload, progress=title)

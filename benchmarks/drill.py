@@ -1,6 +1,6 @@
-"""Streams through two pools whose processes are killed and frozen: what became of each, and how long it paused.
+"""Fault drill: streams through two pools whose processes are killed and frozen, their outcomes and pauses.
 
-`python -m benchmarks drill` holds each of them against the same one undisturbed.
+`python -m benchmarks drill` compares each stream with the same one undisturbed.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ STILL_ARRIVES_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What happens to the processes."""
+    """Faults of the processes."""
 
     number: int
-    """That are killed or frozen."""
+    """Number of processes that are killed or frozen."""
     every_s: float = 0.3
-    """Between two of them, on average."""
+    """Mean seconds between two faults."""
     seed: int = 0
-    """Of who it is."""
+    """Seed of the choice of processes."""
     only: Role | None = None
     """The pool whose workers are killed by SIGKILL, the last live one included; None: both pools, but never the last
     decode worker."""
     resizes: bool = False
-    """Every now and then a pool gets one worker more, and one less again."""
+    """Whether a pool now and then gets one more worker, and one less again."""
 
 
 @dataclass
 class Drill:
-    """What happened."""
+    """Record of a drill."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     token_ids: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -70,23 +70,24 @@ class Drill:
     num_killed: int = 0
     num_frozen: int = 0
     num_resized: int = 0
-    """How often a pool was given another size."""
+    """Number of changes of a pool's size."""
     num_resumed: int = 0
     num_fenced: int = 0
     num_handed_over: int = 0
-    """Hand-overs that came through."""
+    """Completed hand-overs."""
     num_rounds: int = 0
-    """How often all requests ran."""
+    """Rounds of all requests."""
     num_blocks_left: dict[str, int] = field(default_factory=dict[str, int])
-    """KV blocks that were still held at the end, on loan or otherwise, by each worker that lived; with an event log."""
+    """KV blocks that were still held at the end, on loan or otherwise, by each worker that lived; needs an event
+    log."""
     pauses_s: list[float] = field(default_factory=list[float])
     """Longest time between two tokens of each stream around the death of a whole pool (`Faults.only`)."""
     gaps_s: list[float] = field(default_factory=list[float])
-    """Of each stream that was resumed: from when its worker was found dead to its next token."""
+    """Seconds from the detection of a dead worker to the next token, for each resumed stream."""
 
 
 def prompts(number: int) -> list[tuple[str, SamplingParams]]:
-    """So many requests, no two alike: greedy and sampled, short and long."""
+    """Return `number` different requests: greedy and sampled, short and long."""
     dice = random.Random(7)
     words = "def f(x):\n    return x\nfor i in range(9):\nclass A:\n    pass\nimport os\nx = 1\n".splitlines(
         keepends=True
@@ -115,13 +116,13 @@ async def run(
     hands_over: bool = True,
     progress: Callable[[Drill], object] = lambda drill: None,
 ) -> Drill:
-    """All requests at once, again and again while faults are left; every request's answers must agree.
+    """Run all requests at once, repeatedly while faults are left; check that each request's answers agree.
 
     Args:
-        config: of each engine; with an event log, the books of those that live to the end are looked at.
-        pools: how many there are.
-        requests: prompts, and what is wanted of each.
-        faults: what happens to them; None: nothing.
+        config: of each engine; with an event log, the remaining blocks of surviving workers are counted.
+        pools: sizes of the pools.
+        requests: prompts with their parameters.
+        faults: to inject; None: none.
         hands_over: every prompt of a block or more is handed over; False: the router decides.
         progress: called after every round.
     """
@@ -155,7 +156,7 @@ async def run(
         resizing.cancel()
         await _settled(engine)
         if config.load.event_log is not None:
-            await asyncio.sleep(LEASE_S + 1)  # until leases have ended that nobody came for
+            await asyncio.sleep(LEASE_S + 1)  # until unclaimed leases have ended
         survivors = [member.worker_id for member in engine.members() if member.state is EngineState.RUNNING]
     finally:
         disturbing.cancel()
@@ -170,7 +171,7 @@ async def run(
 
 
 class _Seen:
-    """Counts events, and waits for tokens of streams that were resumed."""
+    """Counter of events, and of the time until the next token of resumed streams."""
 
     def __init__(self) -> None:
         self.num_handed_over = 0
@@ -181,7 +182,7 @@ class _Seen:
         """Times at which all workers of a pool were killed at once."""
 
     def append(self, packed: PackedEvent) -> None:
-        """One event, in order."""
+        """Count one event; events come in order."""
         event = unpack(packed)
         if isinstance(event, KVImportEnded) and not event.problem:
             self.num_handed_over += 1
@@ -189,7 +190,7 @@ class _Seen:
             self._resumed_s.setdefault(name_of(event.request_id), event.time_s)
 
     def delivered(self, name: str, now_s: float) -> None:
-        """Tokens of a request have come."""
+        """Record that tokens of a request have arrived."""
         self._delivered_s.setdefault(name, []).append(now_s)
         resumed_s = self._resumed_s.pop(name, None)
         if resumed_s is not None:
@@ -222,20 +223,20 @@ async def ask(
     params: SamplingParams,
     delivered: Callable[[str, float], object] = lambda name, now_s: None,
 ) -> tuple[list[int], list[float], str]:
-    """One request to its end: its tokens, their log-probabilities and their text.
+    """Run one request to its end; return its tokens, their log-probabilities and its text.
 
     Args:
-        engine: started; where nobody decodes just now it is asked again.
+        engine: started; the request is retried while no worker decodes.
         name: of the request.
         text: its prompt.
-        params: one sequence, with log-probabilities if these are wanted.
-        delivered: called with the name and the time whenever tokens have come.
+        params: one sequence, with log-probabilities if requested.
+        delivered: called with the name and the time whenever tokens have arrived.
     """
     while True:
         try:
             stream = asked(engine, name, text, params, engine.now_s())
             break
-        except EngineUnavailable:  # nobody decodes just now: ask again, as the error says
+        except EngineUnavailable:  # no worker decodes: retry, as the error says
             await asyncio.sleep(0.05)
     token_ids: list[int] = []
     logprobs: list[float] = []
@@ -287,7 +288,7 @@ async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _Se
         is_freeze = dice.random() < 0.4
         try:
             os.kill(pids[victim], signal.SIGSTOP if is_freeze else signal.SIGKILL)
-        except ProcessLookupError:  # it was frozen before, and has just been ended for that
+        except ProcessLookupError:  # it was frozen before, and has just been killed for that
             continue
         drill.num_frozen += is_freeze
         drill.num_killed += not is_freeze
@@ -295,7 +296,7 @@ async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _Se
 
 
 async def _resize(engine: PooledEngine, pools: PoolConfig, drill: Drill, faults: Faults) -> None:
-    """One more, and one less, in turn."""
+    """Add a worker to a pool and remove one again, alternating."""
     dice = random.Random(faults.seed)
     while faults.resizes:
         for more in (1, 0):
@@ -307,14 +308,14 @@ async def _resize(engine: PooledEngine, pools: PoolConfig, drill: Drill, faults:
 
 
 def _blocks_left(event_log: Path, worker_id: str) -> int:
-    """Blocks that somebody held when a worker ended: its log, decided once more, knows."""
+    """Return the blocks that were held when a worker ended, from a replay of its log."""
     log = log_of(event_log, worker_id)
     assert log is not None
     return scheduler_at_end(read_events(log)).kv_usage.num_used
 
 
 async def _settled(engine: PooledEngine) -> None:
-    """Until every request has ended everywhere."""
+    """Wait until every request has ended everywhere."""
     deadline = time.monotonic() + 30
     while engine.dispatcher.num_live:
         assert time.monotonic() < deadline, f"{engine.dispatcher.num_live} sequences are left"
@@ -323,30 +324,28 @@ async def _settled(engine: PooledEngine) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOptions:
-    """How much happens."""
+    """Load and faults of a drill."""
 
     num_streams: int = 24
-    """Requests at once, again and again while faults are left."""
+    """Simultaneous requests, repeated while faults are left."""
     num_faults: int = 50
     """Processes that are killed (SIGKILL) or frozen (SIGSTOP), one after the other."""
     prefill: int = 1
-    """Prefill processes."""
+    """Number of prefill processes."""
     decode: int = 2
-    """Decode processes; the last that lives is left alone, but for last_decode."""
+    """Number of decode processes; the last live one is spared, except in last_decode."""
     last_decode: int = 6
-    """Afterwards: how often to kill the only decode process of a smaller pair of pools. A prefill process then
-    decodes."""
+    """Kills of the only decode process of a smaller pair of pools, after the drill. A prefill process then decodes."""
     every_s: float = 1.0
-    """Between two faults, on average; a process needs some seconds to come back."""
+    """Mean seconds between two faults; a process needs some seconds to restart."""
     heartbeat_timeout_s: float = 1.0
-    """As of the server."""
+    """Heartbeat timeout of the server."""
     seed: int = 0
-    """Of who dies when."""
+    """Seed of the faults."""
     results: Path = DEFAULT_FOLDER
     """Folder for drill.json."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
         whole_number("num_streams", self.num_streams, 1, 1000)
         whole_number("num_faults", self.num_faults, 1, 100_000)
         whole_number("decode", self.decode, 2, 64)
@@ -354,10 +353,10 @@ class DrillOptions:
 
 
 def run_drill(options: DrillOptions) -> dict[str, Any]:
-    """Runs it; every stream must be the undisturbed one, token by token and bit by bit of its log-probabilities.
+    """Run the drill; check that every stream equals the undisturbed one in all tokens and log-probabilities.
 
     Raises:
-        AssertionError: one is not.
+        AssertionError: a stream differs.
     """
     check_folder(options.results)
     config = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000)
@@ -402,7 +401,7 @@ def _last_decode(
     """Kill the only decode process repeatedly, then the only prefill process; return how the streams were disturbed.
 
     Raises:
-        AssertionError: a stream is not the undisturbed one.
+        AssertionError: a stream differs from the undisturbed one.
     """
     told: dict[str, Any] = {}
     for role in (Role.DECODE, Role.PREFILL) if options.last_decode else ():
@@ -417,14 +416,14 @@ def _last_decode(
 
 
 def _progress(drill: Drill) -> None:
-    """One line that changes, on stderr."""
+    """Update a progress line on stderr."""
     if sys.stderr.isatty():
         done = drill.num_killed + drill.num_frozen
         sys.stderr.write(f"\r{done} faults, {drill.num_rounds} rounds of streams ")
 
 
 def print_drill(results: dict[str, Any]) -> None:
-    """For people."""
+    """Print the results."""
     for name, value in results.items():
         told = ", ".join(f"{key} {figure:.4g}" for key, figure in value.items()) if isinstance(value, dict) else value
         Console().print(f"{name.replace('_', ' '):18} {told}", highlight=False)

@@ -1,7 +1,7 @@
-"""The goals of each kind of result, and whether a saved result keeps them. Pure.
+"""Goals of each kind of result, and whether a saved result meets them. Pure.
 
-A reproduction writes its claims with their verdicts. Other benchmarks write figures alone. Their goals are here, so
-that one function says of every file under `benchmarks/results` which goals it misses.
+A reproduction writes its claims with their verdicts. Other benchmarks only write figures. Their goals are here, so
+that one function reports for every file under `benchmarks/results` which goals it misses.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from benchmarks.compare.options import BEFORE
 from twostroke.measure.report import BenchResult
 
 GATE = 0.97
-"""Of the rate without drafts: what the gate of speculation may cost (`benchmarks spec`)."""
+"""Least rate with the speculation gate, as a share of the rate without drafts (`benchmarks spec`)."""
 SPEEDUPS = {"draft_model": 1.5, "medusa": 1.5, "eagle": 1.3, "early_exit": 1.3}
-"""Claim of `benchmarks spec` for one request, on every model: the speed-up with the best number of drafts."""
+"""Least speed-up of `benchmarks spec` for one request with the best number of drafts, on every model."""
 EDIT_SPEEDUP = 2.0
-"""The same of n-gram drafts in edits."""
+"""Least speed-up of n-gram drafts in edits."""
 SYNTHETIC_ERROR = 0.15
-"""Of a synthetic drafter's speed-up beside its prediction, in Qwen3-0.6B's shape."""
+"""Largest error of a synthetic drafter's predicted speed-up, in Qwen3-0.6B's shape."""
 LAYERWISE = 1.15
-"""A hand-over layer by layer, over the longer of prefill and transfer (`benchmarks handover`)."""
+"""Longest hand-over layer by layer, relative to the longer of prefill and transfer (`benchmarks handover`)."""
 LINK_SHARE = 0.9
 SHARED_MEMORY_GB_S = 5.0
 PREDICTION_MEDIAN, PREDICTION_P95 = 0.10, 0.20
-"""Errors of predicted times (`benchmarks prediction`)."""
+"""Largest errors of predicted times (`benchmarks prediction`)."""
 LAST_WORKER_PAUSE_MS, MEDIAN_GAP_MS = 1_000.0, 200.0
-"""Pauses of streams when workers die (`benchmarks drill`)."""
+"""Longest pauses of streams when workers die (`benchmarks drill`)."""
 FALL, PREFILL_TO_DECODE, BATCH_GAIN = 0.05, 3.0, 2.0
 """Fall of TPOT to a longer context; rates of prefill and of the largest batch over one request (`bench sweep`)."""
 FIRST_TOKEN_S, START_MEMORY = 5.0, 1.15
-"""From the start of a process; of weights and KV (`bench start`)."""
+"""Seconds from the start of a process; memory relative to weights and KV (`bench start`)."""
 MEMORY_SHARE, OVER_LLAMA_CPP = 0.9, 3.0
 BESIDE_PEERS = {
     16: {"decode, batch 1": 1.1, "prefill 512": 1.8, "end to end, batch 32": 2.0},
     8: {"decode, batch 1": 1.3, "prefill 512": 2.0, "end to end, batch 32": 2.0},
     4: {"decode, batch 1": 1.4, "prefill 512": 2.5, "end to end, batch 32": 2.2},
 }
-"""By the bits of a weight: how many times the best peer's rate (`benchmarks compare`)."""
+"""Least multiples of the best peer's rate, by the bits of a weight (`benchmarks compare`)."""
 SPARSE_BESIDE = {
     "llama.cpp": {"decode, batch 1": 1.2, "prefill 512": 2.0, "end to end, batch 8": 2.0},
     "ik_llama.cpp": {"decode, batch 1": 1.0},
 }
 """Goals of models with experts, by peer: our rate over its rate on the same file."""
 BESIDE_BEFORE = 0.99
-"""Of the rate of another version of ours: what a change may cost (`--peers twostroke-before`)."""
+"""Least rate relative to another version of twostroke (`--peers twostroke-before`)."""
 BESIDE_SERVERS = {"llama-server": 4.5, "vllm": 1.2}
-"""By the name of a server: how many times its output tokens a second (`benchmarks servers`)."""
+"""Least multiples of a server's output tokens per second, by its name (`benchmarks servers`)."""
 
 
 def goals_of(result: BenchResult) -> list[Claim]:
-    """Return the goals of a result; none where figures are only reported."""
+    """Return the goals of a result; none if its figures are only reported."""
     found = [goals(result) for name, goals in _KINDS.items() if name in result.results]
     return [goal for goals in found for goal in goals]
 
@@ -211,4 +211,4 @@ _KINDS: Mapping[str, Callable[[BenchResult], Iterator[Claim]]] = {
     "tpot_by_context": _sweep,
     "langchain": _clients,
 }
-"""By a name that only results of one kind have."""
+"""Functions that return goals, by a name that only results of one kind contain."""

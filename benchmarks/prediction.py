@@ -1,12 +1,12 @@
-"""`python -m benchmarks prediction`: how far predictions are off, on workloads that no fit has seen.
+"""`python -m benchmarks prediction`: errors of predictions, on workloads that no fit has seen.
 
     for each model and precision
         calibrate     its steps, as `twostroke calibrate` does                      ──► StepTimeModel
         each point    prompts of L tokens, B requests at once, really served        ──► TTFT, TPOT, tokens/s measured
                       the same requests through the simulation                      ──► predicted
 
-The prompt lengths and batches of the points are not those of the calibration. A machine whose clock moves makes both
-wrong in the same hour: so a model's calibration stands right before its points, and each point is run several times.
+The prompt lengths and batches of the points differ from those of the calibration. A machine's clock may change over
+hours and would spoil both. So a model's calibration runs right before its points, and each point runs several times.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ COMPARED = ("ttft_p50", "tpot_p50", "output_tok_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions:
-    """The grid, and where the result goes."""
+    """Grid of the measured points, and the result's place."""
 
     models: str = "embedded"
-    """Model folders, GGUF files, hub ids or 'embedded', with commas between."""
+    """Model folders, GGUF files, hub ids or 'embedded', separated by commas."""
     precisions: str = "none,int8,int4"
-    """Quantizations of the weights, with commas between; 'none' leaves them as they are."""
+    """Quantizations of the weights, separated by commas; 'none' leaves them as they are."""
     prompts: str = "24,100,400,900"
-    """Prompt tokens of a request, with commas between."""
+    """Prompt tokens of a request, separated by commas."""
     batches: str = "1,3,10,40"
-    """Requests at once, with commas between."""
+    """Simultaneous requests, separated by commas."""
     output_tokens: int = 24
-    """Of each request."""
+    """Output tokens of each request."""
     repeats: int = 3
-    """Of each point; medians count."""
+    """Repetitions of each point; results are medians."""
     most_prompt_tokens: int = 12_000
-    """Of a point: those with more are left out, as they would take minutes."""
+    """Most prompt tokens of a point; points with more would take minutes and are skipped."""
     name: str = "prediction"
-    """Of the file that is written."""
+    """Name of the written file."""
     results: Path = DEFAULT_FOLDER
-    """Where it goes."""
+    """Folder for the result."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check what needs no model."""
         for precision in self.precisions.split(","):
             known = ("none", *get_args(QuantizationOnLoad))
             if precision not in known:
@@ -85,7 +85,7 @@ class PredictionOptions:
 
     @property
     def points(self) -> tuple[tuple[int, int], ...]:
-        """Prompt tokens and requests."""
+        """Prompt tokens and requests of each point."""
         return tuple(
             (prompt, batch)
             for prompt in whole_numbers("prompts", self.prompts, 1, 1 << 20)
@@ -95,11 +95,11 @@ class PredictionOptions:
 
 
 def run_prediction(options: PredictionOptions) -> dict[str, Any]:
-    """Measures, and saves JSON.
+    """Measure all points, and save JSON.
 
     Raises:
         SetupError: a model cannot be loaded.
-        InvalidParameter: a point that a model has no context for.
+        InvalidParameter: a point exceeds a model's context.
     """
     check_folder(options.results)
     rows = [row for load in _loads(options) for row in _points_of(load, options)]
@@ -124,7 +124,7 @@ def run_prediction(options: PredictionOptions) -> dict[str, Any]:
 
 
 def print_prediction(results: dict[str, Any], console: Console | None = None) -> None:
-    """A row for each point, for people."""
+    """Print a row for each point."""
     console = console or Console()
     figures = ("prompt", "batch", "TTFT ms", "off", "TPOT ms", "off", "tok/s", "off")
     table = plain_table(("model", "weights"), figures)
@@ -147,7 +147,7 @@ def _loads(options: PredictionOptions) -> Iterator[LoadConfig]:
 
 
 def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, Any]]:
-    """Calibrates a model, then measures its points."""
+    """Calibrate a model, then measure its points."""
     points = options.points
     scheduler = SchedulerConfig(max_num_seqs=max(batch for _, batch in points))
     title = f"{model_name(load.model)} {load.quantization or 'as it is'}"

@@ -1,9 +1,9 @@
-"""How much of the processors other processes take while something is measured, from the kernel's own account.
+"""Share of the processors that other processes take during a measurement, from the kernel's accounting.
 
     others  = (busy time of the processors - processor time of the measured processes) / (processors x time)
     stolen  = time in which the hypervisor ran another guest / (processors x time)
 
-Interrupts count for no process: the kernel does not say which process it serves them for.
+Interrupts count for no process: the kernel does not report which process they serve.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROC = Path("/proc")
 _USER, _NICE, _SYSTEM, _STEAL = 0, 1, 2, 7
 """Indices of a processor's fields in /proc/stat, after its name."""
 _OWN_FIELDS = slice(11, 15)
-"""Fields of /proc/PID/stat after the command's name: user and system time, and those of children that have ended."""
+"""Fields of /proc/PID/stat after the command's name: user and system time, and those of ended children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TakenShare:
 
     @property
     def share(self) -> float:
-        """Share of the processors' time that the measured processes could not have."""
+        """Share of the processors' time that was not available to the measured processes."""
         return self.others + self.stolen
 
 
@@ -57,11 +57,11 @@ def read_processor_times(pids: Iterable[int], proc: Path = _PROC) -> ProcessorTi
     """Read the kernel's account.
 
     Args:
-        pids: the measured processes; those that have ended are left out.
-        proc: folder in which the kernel writes the account.
+        pids: the measured processes; ended ones are ignored.
+        proc: folder of the kernel's account.
 
     Returns:
-        None where there is no such account.
+        None if there is no such account.
     """
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     try:

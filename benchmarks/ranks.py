@@ -1,8 +1,8 @@
-"""`python -m benchmarks ranks`: what gathering between two ranks takes, and what two ranks make of a machine's cores.
+"""`python -m benchmarks ranks`: the time of gathers between two ranks, and the speed of two ranks on a machine's cores.
 
-Both communicators gather in turn, A B A B, between this process and one of its own kind. Then one engine of two threads
-and one of two ranks with a thread each compute a prompt and decode the same requests, in turn as well; their tokens are
-equal. Of a model with experts a third engine has whole experts on each rank (`--enable-expert-parallel`).
+Both communicators gather alternately, A B A B, between this process and another one. Then one engine of two threads and
+one of two ranks with a thread each compute a prompt and decode the same requests, also alternately; their tokens are
+equal. For a model with experts, a third engine has whole experts on each rank (`--enable-expert-parallel`).
 """
 
 from __future__ import annotations
@@ -39,36 +39,35 @@ _PROMPT = list(range(32, 96))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksOptions:
-    """What is measured, and where the result goes."""
+    """Options of the measurement, and the result's place."""
 
     model: str = "embedded"
     """A model folder, a GGUF file, a hub id, or 'embedded'; with an even number of query heads."""
     gathers: int = 400
-    """Of each size, in each of two turns of each communicator."""
+    """Gathers of each size, in each of two turns of each communicator."""
     batch: int = 4
-    """Requests at once."""
+    """Simultaneous requests."""
     output_tokens: int = 128
-    """Of each request."""
+    """Output tokens of each request."""
     long_prompt: int = 512
     """Tokens of the prompt that is computed alone."""
     repeats: int = 3
-    """Of each engine."""
+    """Repetitions with each engine."""
     name: str = "ranks"
-    """Of the file that is written."""
+    """Name of the written file."""
     results: Path = DEFAULT_FOLDER
-    """Where it goes."""
+    """Folder for the result."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
         for name in ("gathers", "batch", "output_tokens", "long_prompt", "repeats"):
             whole_number(name, getattr(self, name), 1)
 
 
 def run_ranks(options: RanksOptions) -> dict[str, Any]:
-    """Measures, and saves JSON.
+    """Measure gathers and engines, and save JSON.
 
     Raises:
-        SetupError: the model cannot be loaded, or not by two ranks.
+        SetupError: the model cannot be loaded, or cannot be split over two ranks.
     """
     check_folder(options.results)
     gathers = in_turn(2, ("shared memory", "sockets"), lambda name, _: _gather_times(name, options.gathers))
@@ -102,7 +101,7 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
 
 
 def print_ranks(results: dict[str, Any], console: Console | None = None) -> None:
-    """The two tables, for people."""
+    """Print the two tables."""
     out = console or Console()
     times = (f"{backend} us, median (p99)" for backend in results["all_gather_us"])
     gathers = plain_table((), ("bytes of a part", *times))
@@ -116,7 +115,7 @@ def print_ranks(results: dict[str, Any], console: Console | None = None) -> None
 
 
 def _by_size(times: list[list[float]]) -> dict[str, dict[str, float]]:
-    """Of two turns, each with a list of times for each size."""
+    """Return median and p99 by size, from two turns that each have a list of times per size."""
     found: dict[str, dict[str, float]] = {}
     for i, size in enumerate(SIZES):
         all_us = percentiles([1e6 * time_s for of_size in times[i :: len(SIZES)] for time_s in of_size])
@@ -125,7 +124,7 @@ def _by_size(times: list[list[float]]) -> dict[str, dict[str, float]]:
 
 
 def _gather_times(backend: str, num_gathers: int) -> list[list[float]]:
-    """Seconds of each gather, for each size."""
+    """Return the seconds of each gather, for each size."""
     with tempfile.TemporaryDirectory() as folder, listen(f"{folder}/0") as listener:
         command = [sys.executable, "-m", "benchmarks.ranks", f"{folder}/0", backend, str(num_gathers)]
         with subprocess.Popen(command) as process:
@@ -154,12 +153,12 @@ def _gather(communicator: Communicator, num_gathers: int) -> list[list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What one engine did."""
+    """Measurements of one engine."""
 
     output_rate: float
-    """Output tokens a second, of all requests together; their prompts come from the cache."""
+    """Output tokens per second, of all requests together; their prompts come from the cache."""
     prompt_rate: float
-    """Tokens a second of one long prompt."""
+    """Prompt tokens per second of one long prompt."""
     token_ids: tuple[int, ...]
 
 
@@ -190,7 +189,7 @@ def _medians(rates: Mapping[str, list[float]]) -> dict[str, dict[str, Any]]:
 
 
 def _other_rank() -> None:
-    """Rank 1's process."""
+    """Run rank 1."""
     address, backend, num_gathers = sys.argv[1:]
     communicator = connect(1, join(address, 1, 2, 60), shares_memory=backend == "shared memory")
     _gather(communicator, int(num_gathers))

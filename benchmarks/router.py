@@ -1,11 +1,11 @@
-"""`python -m benchmarks router`: what the router's decisions cost as its pools grow, without a model.
+"""`python -m benchmarks router`: the cost of the router's decisions by the size of its pools, without a model.
 
-Half of the members prefill, half decode. Between two decisions the chosen ones are told (`placed`) and one member
-reports (`put`), as in a gateway. Times are of the processor, not of the clock: other work on the machine makes them
-longer only by what it does to caches.
+Half of the members prefill, half decode. Between two decisions the chosen members are updated (`placed`) and one member
+reports (`put`), as in a gateway. Times are processor times: other work on the machine lengthens them only through
+caches.
 
-Beside it, what the gateway of pools pays for a heartbeat, for a token in its journal, and for a journal that grows; and
-fleets of 10 to 10,000 workers, worked out from what was measured: the tables of docs/scaling.md.
+In addition, the cost of the gateway of pools for a heartbeat, for a token in its journal, and for a journal that grows;
+and fleets of 10 to 10,000 workers, computed from these measurements: the tables of docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ reports.close()
 commands.close()
 context.term()
 """
-"""A child that does nothing else, so many times and so far apart."""
+"""Child process that only sends heartbeats, with a count and an interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayPrices:
-    """Of one gateway."""
+    """Costs of one gateway."""
 
     heartbeat_us: float
-    """Of processor time, each on its own: nobody else had anything to say in the same moment."""
+    """Processor time per heartbeat, each received separately, without other messages."""
     update_us: float
-    """Of processor time, to take in one token of one stream and write it down."""
+    """Processor time to receive one token of one stream and write it down."""
     journal_prompt_token_bytes: float
-    """The request itself has them, and text made them: an object each."""
+    """Bytes per prompt token, which the request stores as one object each."""
     journal_token_bytes: float
-    """Of those that were delivered."""
+    """Bytes per delivered output token."""
     journal_stream_bytes: float
-    """Beside its tokens."""
+    """Bytes per stream, in addition to its tokens."""
 
 
 def gateway_prices() -> GatewayPrices:
-    """Measures them."""
+    """Measure the costs of a gateway."""
     few, many = STREAM_PROMPT_TOKENS
     (_, _, of_few), (update_us, token_bytes, of_many) = _journal(few), _journal(many)
     prompt_bytes = (of_many - of_few) / (many - few)
@@ -90,7 +90,8 @@ def gateway_prices() -> GatewayPrices:
 
 
 async def _heartbeat_us() -> float:
-    """A real child and the real sockets, and the loop that wakes up for each."""
+    """Return the microseconds per heartbeat, with a real child, real sockets, and the event loop that wakes up for
+    each."""
     heart = _HEART % (NUM_HEARTBEATS, HEARTBEATS_APART_S)
     process = await EngineProcess.spawn(StartEngine(EngineConfig()), (sys.executable, "-c", heart), last_words_s=0.0)
     try:
@@ -109,7 +110,7 @@ def _journal(num_prompt_tokens: int) -> tuple[float, float, float]:
     dispatcher.worker_ready(ReadyWorker("decode-0.1", Role.DECODE, None, 16))
     tracemalloc.start()
     for i in range(NUM_STREAMS):
-        # a prompt comes off the wire: its numbers are objects of its own, as they would be
+        # as in a prompt from the network, each token id is a separate object
         prompt = tuple(int(str(1000 + token)) for token in range(num_prompt_tokens))
         params = SamplingParams(max_tokens=STREAM_OUTPUT_TOKENS + 1)
         dispatcher.add(GenerationRequest(NewRequest(f"r{i}", prompt, params, 0), 0.0, STREAM_OUTPUT_TOKENS + 1))
@@ -132,15 +133,16 @@ def _journal(num_prompt_tokens: int) -> tuple[float, float, float]:
 
 
 TOKEN_US = 22.89
-"""benchmarks/results/server-throughput.json: the HTTP process, microseconds of a processor a token."""
+"""Microseconds of a processor per token in the HTTP process: benchmarks/results/server-throughput.json."""
 REQUEST_US = 500.0
-"""docs/decisions/017: a request's own half millisecond."""
+"""Microseconds per request: docs/decisions/017 has half a millisecond."""
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 200
 
 MEASURED = WorkerSpeed(
     decode_tokens_per_s=290.0, prefill_tokens_per_s=925.0, num_streams=32, kv_bytes_per_token=114_688, num_hashes=264
 )
-"""benchmarks/results/compare-qwen3-bf16.json: two cores, 32 streams, 1,056 blocks; every fourth is remembered."""
+"""Measured worker, benchmarks/results/compare-qwen3-bf16.json: two cores, 32 streams, 1,056 blocks; every fourth is
+remembered."""
 TWENTY_TIMES = WorkerSpeed(
     decode_tokens_per_s=5800.0,
     prefill_tokens_per_s=18_500.0,
@@ -148,7 +150,7 @@ TWENTY_TIMES = WorkerSpeed(
     kv_bytes_per_token=114_688,
     num_hashes=4096,
 )
-"""A worker that is assumed, not measured: an accelerator that does twenty times as much of everything."""
+"""Assumed worker, not measured: an accelerator that is twenty times as fast in everything."""
 
 WORKERS = {"measured": MEASURED, "twenty_times": TWENTY_TIMES}
 
@@ -158,11 +160,11 @@ Tables = dict[str, list[FleetLimits]]
 def fleets(
     route_us: Mapping[int, float], report_us: Mapping[int, float], hash_bytes: float, prices: GatewayPrices
 ) -> Tables:
-    """Limits of fleets of the sizes that the router was measured at, half of them prefill.
+    """Return the limits of fleets of the sizes that the router was measured at, half of them prefill.
 
     Args:
         route_us: of a decision and its book-keeping, by number of members.
-        report_us: of a report that is taken in, by number of members.
+        report_us: of receiving a report, by number of members.
         hash_bytes: of a remembered hash.
         prices: of the gateway.
     """
@@ -186,7 +188,7 @@ def fleets(
 
 
 def figures(tables: Tables) -> dict[str, Any]:
-    """For a result."""
+    """Return the tables for a result."""
     return {
         name: {"worker": asdict(WORKERS[name]), "fleets": [msgspec.to_builtins(row) for row in rows]}
         for name, rows in tables.items()
@@ -194,7 +196,7 @@ def figures(tables: Tables) -> dict[str, Any]:
 
 
 def print_fleets(tables: Tables, console: Console | None = None) -> None:
-    """The tables, for people."""
+    """Print the tables."""
     for name, rows in tables.items():
         columns = ("workers", "tokens/s", "text cores", "routing", "membership", "gateways", "connections")
         table = plain_table((), columns, f"workers: {name}")
@@ -210,61 +212,60 @@ BLOCK_SIZE = 16
 PREFIX_BLOCKS, OWN_BLOCKS = 48, 16
 NUM_PREFIXES = 500
 _SEARCHED_WHOLE = 100
-"""Pools up to this size are searched whole as well: pairs grow with the square."""
+"""Largest pools that are also searched completely: pairs grow with the square."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """How many members and decisions, and where the result goes."""
+    """Numbers of members and decisions, and the result's place."""
 
     members: tuple[int, ...] = ()
-    """Sizes of both pools together, a row each; give it several times. Default: 1, 10, 100, 1,000 and 10,000."""
+    """Sizes of both pools together, a row each; can be repeated. Default: 1, 10, 100, 1,000 and 10,000."""
     decisions: int = 2000
-    """Of each size, that count; half as many before them do not."""
+    """Measured decisions of each size, after half as many to warm up."""
     seed: int = 0
-    """Of the members' loads and the requests."""
+    """Seed of the members' loads and the requests."""
     name: str = "router"
-    """Of the file that is written."""
+    """Name of the written file."""
     results: Path = DEFAULT_FOLDER
-    """Where it goes."""
+    """Folder for the result."""
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
         for size in self.members:
             whole_number("members", size, 1, 100_000)
         whole_number("decisions", self.decisions, 10)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The rows."""
+        """Sizes of the rows."""
         return self.members or (1, 10, 100, 1000, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterRow:
-    """One size; microseconds of processor time."""
+    """Figures of one size; microseconds of processor time."""
 
     members: int
     route_us: dict[str, float]
-    """Of a decision: percentiles."""
+    """Percentiles of the time of a decision."""
     placed_us: float
-    """Of telling it what was sent; median."""
+    """Median time to record a placed request."""
     put_us: float
-    """Of taking a member's report in; median."""
+    """Median time to apply a member's report."""
     decode_us: float
-    """Of reading it off its bytes before; median."""
+    """Median time to decode the report before."""
     hand_overs: float
-    """Share of the decisions."""
+    """Share of decisions with a hand-over."""
     whole_route_us: float | None
-    """Of a decision that looks at every pair; None where pools are too large for it."""
+    """Median time of a decision that compares every pair; None if pools are too large for it."""
     cost_over_whole: float | None
-    """Predicted cost of what was chosen, over that of the best pair of all; mean."""
+    """Mean predicted cost of the chosen pair, relative to the best of all pairs."""
 
 
 def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
-    """Measures every size, works out fleets of these sizes, saves JSON."""
+    """Measure every size, compute fleets of these sizes, and save JSON."""
     check_folder(options.results)
     rows, bytes_per_hash = [_row(size, options) for size in options.sizes], _bytes_per_hash()
     route_us = {row.members: row.route_us["mean"] + row.placed_us for row in rows}
@@ -293,7 +294,7 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
 
 
 def print_router(rows: Sequence[RouterRow], console: Console | None = None) -> None:
-    """The table, for people."""
+    """Print the table."""
     times = ("route us p50", "p99", "placed us", "report us", "decode us", "all pairs us")
     table = plain_table((), ("members", *times, "cost / best"))
     for row in rows:
@@ -351,7 +352,7 @@ def _timed(call: Callable[[], Answer]) -> tuple[float, Answer]:
 
 
 def _member(number: int, size: int, rng: random.Random) -> Member:
-    """Loaded by chance, of the speeds of a small model on a processor."""
+    """Return a member with a random load and the speeds of a small model on a processor."""
     role = Role.BOTH if size == 1 else Role.PREFILL if number % 2 else Role.DECODE
     is_decoding = role is not Role.PREFILL
     num_running = rng.randrange(48) if is_decoding else 0
@@ -383,7 +384,7 @@ def _request(prefixes: Sequence[Sequence[int]], rng: random.Random) -> RouteRequ
 
 
 def _bytes_per_hash() -> float:
-    """Memory of one remembered hash of one member; half of them are another member's, too."""
+    """Return the memory of one remembered hash of one member; half of them are another member's, too."""
     num_members, num_hashes = 20, 4096
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Runs that stand side by side: several ways in turn, A B A B, so that a slow hour of the machine meets all of them."""
+"""Alternating runs of several variants, A B A B, so that a slow phase of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def open_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way, ModelEngine]]:
-    """Close engines that stand side by side at the end."""
+    """Yield engines for alternating runs, and close them at the end."""
     try:
         yield engines
     finally:
@@ -26,12 +26,12 @@ def open_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way, 
 def in_turn(
     rounds: int, ways: Iterable[str], measure: Callable[[str, int], Result], *, warm_up: int = 0
 ) -> dict[str, list[Result]]:
-    """Measure every way once a round, and return what each gave, round by round.
+    """Measure every variant once per round, and return the results of each, round by round.
 
     Args:
-        rounds: that count.
-        ways: names of what is compared.
-        measure: given a way and the number of the round.
+        rounds: measured rounds.
+        ways: names of the variants.
+        measure: called with a variant and the number of the round.
         warm_up: rounds before the others, with negative numbers, that do not count.
     """
     found: dict[str, list[Result]] = {way: [] for way in ways}
@@ -63,7 +63,7 @@ def columns(rounds: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def medians(rounds: Sequence[Mapping[str, float]], keys: Iterable[str] | None = None) -> dict[str, float]:
-    """Return the median of each figure over the rounds; of those of `keys` alone where given.
+    """Return the median of each figure over the rounds, only of `keys` if given.
 
     >>> medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}])
     {'a': 2.0}

@@ -1,4 +1,5 @@
-"""The ideal schedule of decode slots: what static and continuous batching ought to do, computed without an engine.
+"""Ideal schedules of decode slots: the expected behaviour of static and continuous batching, computed without an
+engine.
 
 Requests of output length L occupy a slot for L steps (the prompt's own step samples the first token). B slots, queue in
 order of arrival:
@@ -10,10 +11,10 @@ order of arrival:
 
     continuous            a free slot is taken in the very next step
       a a a a a
-      b b d d f f           slot-steps while somebody waits: all of them used
+      b b d d f f           slot-steps while requests wait: all of them used
       c c c e
 
-This is the prediction that the benchmarks hold against the engine's own counters.
+The benchmarks compare these predictions with the engine's own counters.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SlotStep:
-    """Steps in a row with the same occupancy."""
+    """Consecutive steps with the same occupancy."""
 
     num_steps: int
     live: int
     """Slots that compute a token in each of them."""
     first_ages: int
-    """Sum over these slots of the tokens they have made before the first of the steps."""
+    """Sum over these slots of the tokens that their requests have made before the first of the steps."""
     saturated: bool
-    """Whether somebody is still waiting during them."""
+    """Whether requests still wait during them."""
 
     @property
     def slot_steps(self) -> int:
-        """Tokens made."""
+        """Tokens made in these steps."""
         return self.num_steps * self.live
 
     @property
     def mean_age(self) -> float:
-        """Tokens that a live request has made before a step, on average over slots and steps."""
+        """Tokens that a live request has made before a step, averaged over slots and steps."""
         return self.first_ages / self.live + (self.num_steps - 1) / 2
 
 
 def static_schedule(lengths: Sequence[int], num_slots: int) -> Iterator[SlotStep]:
-    """Batches of `num_slots` in order; the next one starts when the longest of the last has ended."""
+    """Yield batches of `num_slots` in order; the next one starts when the longest of the last has ended."""
     for begin in range(0, len(lengths), num_slots):
         batch = sorted(lengths[begin : begin + num_slots])
         saturated = begin + num_slots < len(lengths)
@@ -60,7 +61,7 @@ def static_schedule(lengths: Sequence[int], num_slots: int) -> Iterator[SlotStep
 
 
 def continuous_schedule(lengths: Sequence[int], num_slots: int) -> Iterator[SlotStep]:
-    """A request that ends hands its slot to the next in the queue at once."""
+    """Yield the steps of a schedule in which a request that ends frees its slot for the next one at once."""
     queue = iter(lengths)
     left = len(lengths)
     ends: list[tuple[int, int]] = []  # (step at which a slot becomes free, step at which its request began)
@@ -77,12 +78,12 @@ def continuous_schedule(lengths: Sequence[int], num_slots: int) -> Iterator[Slot
 
 
 SCHEDULES = {"static": static_schedule, "continuous": continuous_schedule}
-"""By the mode of batching."""
+"""Schedules by the mode of batching."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCount:
-    """A schedule summed up."""
+    """Sums over a schedule."""
 
     num_steps: int
     tokens: int
@@ -95,12 +96,12 @@ class SlotCount:
 
     @property
     def tokens_per_step(self) -> float:
-        """What a step brings."""
+        """Mean tokens per step."""
         return self.tokens / self.num_steps
 
     @classmethod
     def of(cls, schedule: Iterator[SlotStep], num_slots: int, *, saturated_only: bool = False) -> SlotCount:
-        """Counts all steps, or those before the queue ran empty."""
+        """Count all steps, or those before the queue ran empty."""
         num_steps = tokens = 0
         for part in schedule:
             if part.saturated or not saturated_only:

@@ -48,10 +48,10 @@ class TransformersPeer:
         self.attention = attention
 
     def run_static(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], batch_size: int) -> float:
-        """Static batches in order: each runs until its longest output is there. Returns seconds.
+        """Run static batches in order, each until its longest output is complete; return the seconds.
 
-        Greedy, left-padded, with its KV cache. The end of the text is ignored, by asking for as many tokens at least as
-        at most; what a shorter request generates beyond its length is the price of a static batch.
+        Greedy, left-padded, with its KV cache. The end of the text is ignored, by setting the least number of tokens to
+        the most; tokens that a shorter request generates beyond its length are the cost of a static batch.
         """
         begin_s = time.perf_counter()
         for begin in range(0, len(prompts), batch_size):
@@ -77,10 +77,10 @@ class TransformersPeer:
 def fastest_peer(
     folder: Path, dtype: str, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], batch_size: int
 ) -> tuple[TransformersPeer, dict[str, float]]:
-    """Tries its attention implementations on a sample; returns the faster one, and the seconds of each."""
+    """Try its attention implementations on a sample; return the faster one, and the seconds of each."""
     peers = {name: TransformersPeer(folder, dtype, name) for name in ("eager", "sdpa")}
     for peer in peers.values():
-        peer.run_static(prompts[:1], [4], 1)  # whatever it sets up on first use
+        peer.run_static(prompts[:1], [4], 1)  # one-time set-up
     seconds = {name: peer.run_static(prompts, max_tokens, batch_size) for name, peer in peers.items()}
     return min(peers.values(), key=lambda peer: seconds[peer.attention]), seconds
 
@@ -88,8 +88,8 @@ def fastest_peer(
 log = get_logger(__name__)
 
 _LONGEST_S, _ENOUGH_S = 100.0, 50.0
-"""Of a round, and of all that count, when no other one is begun: a peer that hangs, or is slow, must not take the
-others' figures with it."""
+"""Longest time of a round, and total time after which no other one begins, in seconds: a peer that hangs, or is slow,
+must not prevent the other figures."""
 _WARM_UP_TOKENS = 8
 """Output tokens of each request of the warm-up. It has one request per slot. A whole round took too long on an H200."""
 
@@ -107,13 +107,13 @@ def without_cudnn_attention() -> Generator[None]:
 
 
 class TransformersBatching:
-    """A model behind transformers' continuous batching.
+    """A model with transformers' continuous batching.
 
     Args:
         folder: model folder; with config.json alone its weights are random.
         dtype: name of the element type.
-        device: where it runs.
-        memory: settings of its KV cache, where it cannot choose them itself.
+        device: that it runs on.
+        memory: settings of its KV cache, if it cannot choose them itself.
 
     Raises:
         SetupError: transformers is not installed, or too old for continuous batching.
@@ -140,17 +140,18 @@ class TransformersBatching:
         self._memory = memory or {}
         self.version: str = transformers.__version__
         self.attention = ""
-        """The implementation that it chose, once it has run."""
+        """Attention implementation that it chose, once it has run."""
 
     def best_s(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], num_slots: int, rounds: int) -> float:
-        """Seconds from the first request to the last answer, all of them there at once; the fastest of some rounds
-        behind a short one that warms up; fewer of them where they take long.
+        """Return the seconds from the first request to the last answer, with all requests there at once.
+
+        It is the fastest of some rounds after a short warm-up; there are fewer rounds if they take long.
 
         Args:
             prompts: token ids.
             max_tokens: output tokens of each; the end of the text is ignored.
             num_slots: requests in a batch at most.
-            rounds: that count, at most.
+            rounds: measured rounds at most.
 
         Raises:
             EngineError: it ended, hung, or gave other numbers of tokens.
@@ -160,7 +161,7 @@ class TransformersBatching:
                 return self._best_s(prompts, max_tokens, num_slots, rounds)
             except EngineError:
                 raise
-            except Exception as error:  # its flash attention may be a download, and there may be no network
+            except Exception as error:  # its flash attention may need a download
                 log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
                 return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
 
@@ -171,9 +172,9 @@ class TransformersBatching:
         greedy: Any = self._transformers.GenerationConfig(
             do_sample=False, eos_token_id=-1, max_new_tokens=max(max_tokens)
         )
-        # as for ours: no prompt is found again from the round before
+        # as for ours: no prompt is cached from the previous round
         settings: Any = make(max_requests_per_batch=num_slots, allow_block_sharing=False, **self._memory, **choices)
-        # what its `generate_batch` tells it, so that it sizes its fast path as well as it can
+        # the hints that its `generate_batch` gives, so that it can size its fast path
         hints = self._hints(
             max_prompt_length=max(map(len, prompts)),
             max_generated_length=max(max_tokens),
@@ -209,5 +210,5 @@ class TransformersBatching:
         return time.perf_counter() - begin_s
 
     def close(self) -> None:
-        """Gives back the model's memory."""
+        """Release the model's memory."""
         del self._model

@@ -1,7 +1,7 @@
-"""The corpus: the running Python's standard library, split by file, with a manifest.
+"""Corpus: the running Python's standard library, split by file, with a manifest.
 
-Library files are trained on at full weight and test files at a lower one (see ``train.py``); held-out modules are
-excluded by name together with their tests, and so is any training file that shares much text with one of them.
+Library files are trained on at full weight and test files at a lower one (see ``train.py``). Held-out modules are
+excluded by name together with their tests, as is any training file that shares much text with one of them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from twostroke.measure.spec import measure as held_out
 
 HELD_OUT = held_out.MODULES
-"""Modules of varied kind that no part of the training sees; paths inside the standard library."""
+"""Held-out modules of various kinds, as paths inside the standard library; training never sees them."""
 
-# Dropped everywhere: not source that a person writes, or not the same from one machine to the next.
+# Dropped everywhere: generated sources, and files that differ between machines.
 DROPPED = re.compile(
     r"^(site-packages|dist-packages|config-[^/]*|ensurepip/_bundled|lib-dynload)/"
     r"|^_sysconfig(data|_vars)[^/]*$"
@@ -34,9 +34,9 @@ DROPPED = re.compile(
 )
 TEST = re.compile(r"(^|/)(test|tests|idle_test|_?test[^/]*\.py|[^/]*_tests?\.py|[^/]*tests?er\.py)(/|$)")
 SHARED_LIMIT = 0.1
-"""A training file with more than this share of its 3-line shingles in a held-out file counts as a copy."""
+"""Share of its 3-line shingles in a held-out file above which a training file counts as a copy."""
 DATA_LIMIT = 0.3
-"""A file with more than this share of digits, backslashes and commas is a table, not code."""
+"""Share of digits, backslashes and commas above which a file counts as a table, not code."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class SourceFile:
 
     @property
     def num_bytes(self) -> int:
-        """Length in UTF-8."""
+        """Length in UTF-8 bytes."""
         return len(self.text.encode())
 
 
 def is_test_of_held_out(path: str) -> bool:
-    """Whether ``path`` is a test of a held-out module, as test_json/..., test_csv.py or test_pathlib_x.py."""
+    """Return whether ``path`` is a test of a held-out module, as test_json/..., test_csv.py or test_pathlib_x.py."""
     modules = {held.split("/")[0].removesuffix(".py") for held in HELD_OUT}
     for part in path.split("/"):
         stem = part.removesuffix(".py").lstrip("_")
@@ -64,20 +64,20 @@ def is_test_of_held_out(path: str) -> bool:
 
 
 def shingles(text: str) -> set[str]:
-    """Every run of three non-blank lines, stripped; runs of under 40 characters say nothing and are left out."""
+    """Return every run of three non-blank lines, stripped; runs under 40 characters are too common and left out."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     runs = ("\n".join(lines[i : i + 3]) for i in range(len(lines) - 2))
     return {run for run in runs if len(run) >= 40}
 
 
 def is_table(text: str) -> bool:
-    """Whether the file is mostly numbers and escapes."""
+    """Return whether the file is mostly numbers and escapes."""
     dense = re.sub(r"\s", "", text)
     return bool(dense) and len(re.findall(r"[0-9\\,]|x[0-9a-f]{2}", dense)) / len(dense) > DATA_LIMIT
 
 
 def read_source(path: Path) -> str | None:
-    """The text of a file that is UTF-8 and parses as Python, else None."""
+    """Return the text of a file that is UTF-8 and parses as Python, else None."""
     try:
         text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
         with warnings.catch_warnings():
@@ -89,7 +89,7 @@ def read_source(path: Path) -> str | None:
 
 
 def reason_to_leave_out(name: str, text: str | None, seen: dict[str, str]) -> str | None:
-    """Why a file is not in the corpus, judged by itself and by the texts (text -> path) before it; None if it is."""
+    """Return why a file is not in the corpus, by itself and by the earlier texts (text -> path); None if it is."""
     if DROPPED.search(name):
         return "dropped by name"
     if is_test_of_held_out(name):
@@ -102,7 +102,7 @@ def reason_to_leave_out(name: str, text: str | None, seen: dict[str, str]) -> st
 
 
 def load_corpus(root: Path | None = None) -> tuple[list[SourceFile], dict[str, str]]:
-    """All files in the order of their paths, and the paths left out with the reason."""
+    """Return all files in the order of their paths, and the excluded paths with the reason."""
     root = root or Path(sysconfig.get_path("stdlib"))
     files: list[SourceFile] = []
     left_out: dict[str, str] = {}
@@ -126,7 +126,7 @@ def load_corpus(root: Path | None = None) -> tuple[list[SourceFile], dict[str, s
 
 
 def without_copies(files: list[SourceFile], left_out: dict[str, str]) -> list[SourceFile]:
-    """``files`` less the training files that share much text with a held-out one; those are noted in ``left_out``."""
+    """Return ``files`` without training files that share much text with a held-out one; note those in ``left_out``."""
     held = set().union(*(shingles(f.text) for f in files if f.split == "heldout"))
     kept = []
     for file in files:
@@ -139,7 +139,7 @@ def without_copies(files: list[SourceFile], left_out: dict[str, str]) -> list[So
 
 
 def manifest(files: list[SourceFile], left_out: dict[str, str]) -> dict[str, object]:
-    """The record of a corpus: Python version, totals for each split, and each file with its hash."""
+    """Return the record of a corpus: Python version, totals for each split, and each file with its hash."""
     splits = {}
     for split in ("library", "test", "heldout"):
         chosen = [f for f in files if f.split == split]
@@ -158,7 +158,7 @@ def manifest(files: list[SourceFile], left_out: dict[str, str]) -> dict[str, obj
 
 
 def dump_manifest(value: dict[str, object]) -> str:
-    """JSON with one line a file, so that a change of corpus makes a readable diff."""
+    """Return JSON with one line per file, so that a change of the corpus gives a readable diff."""
     head = {k: v for k, v in value.items() if k not in ("files", "left_out")}
     lines = [json.dumps(head)[:-1] + ","]
     rows = value["files"]
@@ -172,7 +172,7 @@ def dump_manifest(value: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Writes the manifest and prints the totals."""
+    """Write the manifest and print the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "manifest.json")
     args = parser.parse_args()

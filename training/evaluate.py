@@ -1,4 +1,4 @@
-"""Measures an exported model on the held-out modules, beside the n-gram baseline, and writes the figures.
+"""Measure an exported model on the held-out modules, compare it with the n-gram baseline, and write the figures.
 
 Bits per byte count every token of a module and the end of text after it, divided by the module's UTF-8 bytes.
 """
@@ -37,13 +37,13 @@ from training.train import Tokens, encode_files
 
 CHUNK = 512
 RANGES: tuple[int, ...] = (0, 1, 3, 7)
-"""The ranges of positions to compare, in chunks: the first 512, then those that end at 1,024, 2,048 and 4,096."""
+"""Compared ranges of positions, in chunks: the first 512, then those that end at 1,024, 2,048 and 4,096."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @torch.no_grad()
 def window_bits(model: LlamaModel, ids: Tensor, score_from: int) -> dict[int, NDArray[np.float64]]:
-    """Bits of each token of one window [T + 1] from position ``score_from`` on, for each depth: [T - score_from]."""
+    """Return the bits of each token of one window [T + 1] from ``score_from`` on, for each depth: [T - score_from]."""
     states = model.hidden_states(ids[None, :-1])
     bits = {}
     for depth, state in states.items():
@@ -53,12 +53,13 @@ def window_bits(model: LlamaModel, ids: Tensor, score_from: int) -> dict[int, ND
 
 
 def as_windows(document: Tokens, end: int) -> Tensor:
-    """A document [n] behind an end-of-text token, so that its first token is predicted too: [n + 1]."""
+    """Return a document [n] after an end-of-text token, so that its first token is predicted too: [n + 1]."""
     return torch.from_numpy(np.concatenate(([end], document)).astype(np.int64))
 
 
 def bits_per_byte(model: LlamaModel, documents: list[Tokens], num_bytes: int, end: int) -> dict[int, float]:
-    """Every token with at least a quarter of the model's context before it, where its module has that much."""
+    """Return the bits per byte of each depth; tokens have at least a quarter of the context before them if
+    available."""
     context = model.config.max_position_embeddings
     before = context // 4
     totals: dict[int, float] = {}
@@ -77,11 +78,11 @@ def bits_per_byte(model: LlamaModel, documents: list[Tokens], num_bytes: int, en
 def bits_by_position(
     model: LlamaModel, documents: list[Tokens], tokenizer: Tokenizer, end: int, seed: int, count: int = 32
 ) -> dict[str, dict[int, float]]:
-    """Bits per byte of the *same* tokens when they stand at several ranges of positions.
+    """Return the bits per byte of the *same* tokens at several ranges of positions.
 
     ``count`` chunks of 512 tokens are drawn from those with enough text before them, and each is scored once for each
-    range, with that much context.  A difference between ranges then comes from the context alone, and not from what
-    modules begin with.
+    range, with that much context.  A difference between ranges then comes only from the context, not from the typical
+    beginnings of modules.
     """
     chunks = model.config.max_position_embeddings // CHUNK
     places = [(d, c) for d, document in enumerate(documents) for c in range(chunks - 1, len(document) // CHUNK)]
@@ -101,7 +102,8 @@ def bits_by_position(
 
 
 def draft_agreement(model: LlamaModel, documents: list[Tokens], end: int, length: int = 1024) -> dict[int, float]:
-    """How often the likeliest token of an early exit is that of the full depth, in the first tokens of each module."""
+    """Return how often an early exit's most likely token equals the full depth's, in the first tokens of each
+    module."""
     same: dict[int, int] = {}
     total = 0
     for document in documents:
@@ -116,7 +118,7 @@ def draft_agreement(model: LlamaModel, documents: list[Tokens], end: int, length
 
 @dataclass(frozen=True)
 class Site:
-    """A function whose body is to be written: the module's text up to the body, and the function's own header."""
+    """A function whose body is to be completed: the module's text up to the body, and the function's own header."""
 
     name: str
     context: str
@@ -125,7 +127,7 @@ class Site:
 
 
 def find_sites(file: SourceFile) -> list[Site]:
-    """All functions of a module with a body of at least two statements besides the docstring."""
+    """Return all functions of a module with a body of at least two statements besides the docstring."""
     lines = file.text.splitlines(keepends=True)
     sites = []
     for node in ast.walk(ast.parse(file.text)):
@@ -142,13 +144,13 @@ def find_sites(file: SourceFile) -> list[Site]:
 
 
 def choose_sites(files: Sequence[SourceFile], count: int, seed: int) -> list[Site]:
-    """``count`` functions of the held-out modules, drawn without replacement."""
+    """Return ``count`` functions of the held-out modules, drawn without replacement."""
     sites = [site for file in files if file.split == "heldout" for site in find_sites(file)]
     return random.Random(seed).sample(sites, count)
 
 
 def prompt_ids(tokenizer: Tokenizer, site: Site, limit: int) -> list[int]:
-    """The tokens of the end of the context, cut at the first line that fits into ``limit`` tokens."""
+    """Return the tokens of the end of the context, cut at the first line that fits into ``limit`` tokens."""
     lines = site.context.splitlines(keepends=True)
     kept: list[str] = []
     for line in reversed(lines):
@@ -159,9 +161,9 @@ def prompt_ids(tokenizer: Tokenizer, site: Site, limit: int) -> list[int]:
 
 
 def left_function(text: str, indent: int) -> int | None:
-    """Where in ``text`` a line stands that is no longer in the body of a function at ``indent``, else None.
+    """Return the position of the first line of ``text`` outside the body of a function at ``indent``, else None.
 
-    Only finished lines count; a line inside a string or a bracket does too if it is not indented, as few are.
+    Only finished lines count. An unindented line inside a string or a bracket also counts, which is rare.
     """
     position = 0
     for line in text.splitlines(keepends=True):
@@ -176,7 +178,7 @@ def left_function(text: str, indent: int) -> int | None:
 def complete(
     model: LlamaModel, tokenizer: Tokenizer, site: Site, generator: torch.Generator | None, limit: int, prompt: int
 ) -> tuple[str, bool]:
-    """Writes a body, greedily or (with ``generator``) at temperature 0.8 and top-p 0.95.
+    """Complete a body, greedily or (with ``generator``) at temperature 0.8 and top-p 0.95.
 
     Returns the text and whether the model itself ended the function (by a dedent or the end of text).
     """
@@ -201,14 +203,14 @@ def complete(
 
 
 def sample(logits: Tensor, generator: torch.Generator, temperature: float = 0.8, top_p: float = 0.95) -> int:
-    """One token from the logits [V]: the smallest set of likeliest tokens that holds ``top_p`` of the mass."""
+    """Return one token from the logits [V]: the smallest set of likeliest tokens that holds ``top_p`` of the mass."""
     probabilities, order = (logits / temperature).softmax(-1).sort(descending=True)
     probabilities[probabilities.cumsum(-1) - probabilities >= top_p] = 0.0
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
 
 def logical_lines(text: str) -> tuple[list[str], bool]:
-    """The finished logical lines of ``text`` and whether something unfinished followed them."""
+    """Return the complete logical lines of ``text``, and whether nothing unfinished followed them."""
     ends: list[int] = []
     finished = True
     try:
@@ -224,16 +226,16 @@ def logical_lines(text: str) -> tuple[list[str], bool]:
 
 
 def first_code(line: str) -> str:
-    """The first physical line of a logical line that is neither blank nor a comment."""
+    """Return the first physical line of a logical line that is neither blank nor a comment."""
     return next((part for part in line.splitlines() if part.strip() and not part.lstrip().startswith("#")), "")
 
 
 def cut_body(header: str, body: str, ended: bool) -> str | None:
-    """The function with its body cut at the last full statement, or None when it does not parse or is empty.
+    """Return the function with its body cut at the last full statement; None if it does not parse or is empty.
 
-    A body that the model ended itself must parse as it is.  Of one that ran into the token limit, the unfinished
-    last line goes, and block headers that are left without a block; if then a ``try`` still lacks its handler, the
-    whole statement goes, because no part of it is a full one.  Nothing else is cut: an error further up counts.
+    A body that the model ended itself must parse as it is.  From one that reached the token limit, the unfinished last
+    line is removed, and block headers without a block. If a ``try`` then still lacks its handler, the whole statement
+    is removed, because no part of it is complete.  Nothing else is cut: an earlier error counts.
     """
     if ended:
         return parsed(header + body)
@@ -258,7 +260,7 @@ def cut_body(header: str, body: str, ended: bool) -> str | None:
 
 
 def parsed(function: str) -> str | None:
-    """``function`` (at any indentation) if it parses and has a statement besides its docstring, else None."""
+    """Return ``function`` (at any indentation) if it parses and has a statement besides its docstring, else None."""
     try:
         tree = ast.parse("if 1:\n" + function if function[:1].isspace() else function)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -274,7 +276,7 @@ def parsed(function: str) -> str | None:
 def check_completions(
     model: LlamaModel, tokenizer: Tokenizer, sites: list[Site], seed: int, greedy: bool, limit: int, prompt: int
 ) -> dict[str, object]:
-    """Completes every site and counts the bodies that parse."""
+    """Complete every site and count the bodies that parse."""
     rows = []
     for index, site in enumerate(tqdm(sites, desc="greedy" if greedy else "sampled", leave=False)):
         generator = None if greedy else torch.Generator().manual_seed(seed + index)
@@ -301,7 +303,7 @@ def check_completions(
 def baseline(
     library: list[Tokens], tests: list[Tokens], held_out: list[Tokens], num_bytes: int, vocab_size: int, end: int
 ) -> dict[str, float]:
-    """Bits per byte of 5-grams trained on the library files alone and with the test files."""
+    """Return the bits per byte of 5-grams trained on the library files alone and with the test files."""
     results = {}
     for name, documents in (("library", library), ("library and tests", library + tests)):
         model = KneserNey(documents, vocab_size, order=5, start=end)
@@ -310,7 +312,7 @@ def baseline(
 
 
 def processor() -> str:
-    """The name of the processor, for the record of a measurement."""
+    """Return the name of the processor, for the record of a measurement."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -320,7 +322,7 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the recipe, when it lies in a git checkout."""
+    """Return the commit of the recipe, if it is in a git checkout."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -329,7 +331,7 @@ def commit() -> str | None:
 
 
 def training_record(run: Path | None) -> dict[str, object]:
-    """What the checkpoint of the run says about it."""
+    """Return the checkpoint's record of its run."""
     if run is None or not (run / "checkpoint.pt").exists():
         return {}
     checkpoint = torch.load(run / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -345,7 +347,7 @@ def training_record(run: Path | None) -> dict[str, object]:
 
 
 def evaluate(folder: Path, run: Path | None, seed: int, count: int, limit: int, prompt: int) -> dict[str, object]:
-    """All figures of an exported model."""
+    """Return all figures of an exported model."""
     model = load_exported(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     end = tokenizer.token_to_id(END_OF_TEXT)
@@ -385,7 +387,7 @@ def evaluate(folder: Path, run: Path | None, seed: int, count: int, limit: int, 
 
 
 def table(results: dict[str, Any]) -> str:
-    """The figures as Markdown, for the terminal and the model card."""
+    """Return the figures as Markdown, for the terminal and the model card."""
     depths, grams = results["bits_per_byte"], results["ngram5_bits_per_byte"]
     positions, completions = results["bits_per_byte_by_position"], results["completions"]
     agreement = results["top1_agreement_with_full_depth"]
@@ -410,7 +412,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Evaluates, prints the table and writes the record."""
+    """Evaluate, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", type=Path, default=ROOT / "src" / "twostroke" / "embedded")
     parser.add_argument("--run", type=Path, default=Path.home() / ".cache" / "twostroke" / "training")

@@ -1,4 +1,4 @@
-"""Writes a trained model in the format of Hugging Face: bfloat16 safetensors, configuration and tokenizer."""
+"""Write a trained model in the format of Hugging Face: bfloat16 safetensors, configuration and tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPORTED: tuple[str, ...] = (
 
 
 def hf_config(config: ModelConfig) -> dict[str, object]:
-    """The contents of config.json; rope_theta is given in the old place and in the one that transformers 5 reads."""
+    """Return the contents of config.json; rope_theta is in the old place and in the one that transformers 5 reads."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -54,7 +54,7 @@ def hf_config(config: ModelConfig) -> dict[str, object]:
 
 
 def export_model(model: LlamaModel, folder: Path, tokenizer_folder: Path) -> None:
-    """Writes the five files of :data:`EXPORTED` to ``folder``."""
+    """Write the five files of :data:`EXPORTED` to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in model.state_dict().items()
@@ -68,7 +68,7 @@ def export_model(model: LlamaModel, folder: Path, tokenizer_folder: Path) -> Non
 
 
 def load_exported(folder: Path) -> LlamaModel:
-    """The plain torch model from an exported folder; its weights are the bfloat16 values, held in float32."""
+    """Return the plain torch model of an exported folder; its weights are the bfloat16 values, held in float32."""
     values = json.loads((folder / "config.json").read_text())
     values["exit_layers"] = values["early_exit_layers"]
     model = LlamaModel(ModelConfig.from_dict(values))
@@ -78,7 +78,7 @@ def load_exported(folder: Path) -> LlamaModel:
 
 
 def main() -> None:
-    """Exports the checkpoint of a run, finished or not."""
+    """Export the checkpoint of a run, finished or not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path.home() / ".cache" / "twostroke" / "training")
     parser.add_argument("--output", type=Path, required=True)

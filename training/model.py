@@ -3,9 +3,9 @@
 Shapes in this file: B is the batch, T the sequence, H the hidden size, V the vocabulary,
 N the attention heads, K the key/value heads and D the size of a head.
 
-Parameter names are those of ``LlamaForCausalLM`` in transformers, so that an export is a cast and a copy.
+Parameter names are those of ``LlamaForCausalLM`` in transformers, so an export only casts and copies.
 Master weights stay in float32; each layer casts its weight to the dtype of the activations, so the same module
-trains in bfloat16 (the gradients of several micro-batches still add up in float32) and evaluates in float32.
+trains in bfloat16 (the gradients of several micro-batches are still summed in float32) and evaluates in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KVCache = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The architecture; the defaults are the embedded model."""
+    """Architecture of a model; the defaults are the embedded model."""
 
     vocab_size: int = 4096
     hidden_size: int = 256
@@ -37,31 +37,31 @@ class ModelConfig:
     exit_layers: tuple[int, ...] = (3, 6)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, for a checkpoint or a report."""
+        """Return plain values, for a checkpoint or a report."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> ModelConfig:
-        """The inverse of :meth:`to_dict`; unknown keys are refused by the constructor."""
+        """Return the config that :meth:`to_dict` gave; unknown keys are ignored."""
         known = {f.name for f in fields(cls)}
         kept = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known}
         return cls(**kept)  # type: ignore[arg-type]
 
 
 class CastLinear(nn.Module):
-    """A linear layer without bias whose float32 weight takes the dtype of its input."""
+    """A linear layer without bias that casts its float32 weight to the dtype of its input."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
+        """Return [..., out] for [..., in]."""
         return F.linear(x, self.weight.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32 whatever the dtype of the activations."""
+    """Root-mean-square norm, computed in float32 for activations of any dtype."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
+        """Return [..., H] for [..., H]."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (self.weight * wide).to(x.dtype)
 
 
 def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding, both [length, D], in the half-split order of Llama."""
+    """Return the cosines and sines of the rotary embedding, both [length, D], in the half-split order of Llama."""
     half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     angles = torch.outer(torch.arange(length, dtype=torch.float32), config.rope_theta**-half)
     angles = torch.cat((angles, angles), dim=-1)
@@ -84,16 +84,16 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates [B, heads, T, D] by the tables [T, D]."""
+    """Rotate [B, heads, T, D] by the tables [T, D]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def blocked_attention(q: Tensor, k: Tensor, v: Tensor, block: int = 256) -> Tensor:
-    """Causal attention by plain products over blocks of queries: [B, N, T, D], [B, K, T, D] twice -> [B, N, T, D].
+    """Compute causal attention over blocks of queries: [B, N, T, D], [B, K, T, D] twice -> [B, N, T, D].
 
-    On a CPU torch's fused kernel took half of a training step at 512 tokens; products of this size run at full speed,
-    the compiler fuses the softmax, and a block skips the keys that come after it.
+    On a CPU torch's fused kernel took half of a training step at 512 tokens. Plain products of this size run at full
+    speed, the compiler fuses the softmax, and a block skips the keys that come after it.
     """
     batch, heads, length, size = q.shape
     kv_heads = k.shape[1]
@@ -128,7 +128,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, T, H] and the tables of these T positions -> [B, T, H] and the (key, value) of all positions."""
+        """Return [B, T, H] and the (key, value) of all positions, for [B, T, H] and the tables of these T positions."""
         batch, length, _ = x.shape
         q = self.q_proj(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
         k = self.k_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
@@ -151,7 +151,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The gated feed-forward part of a layer."""
+    """Gated feed-forward part of a layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -160,12 +160,12 @@ class MLP(nn.Module):
         self.down_proj = CastLinear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, H] -> [B, T, H]."""
+        """Return [B, T, H] for [B, T, H]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind its norm and beside its residual."""
+    """Attention and feed-forward, each after its norm, with a residual connection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, past: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, T, H] -> [B, T, H] and this layer's (key, value)."""
+        """Return [B, T, H] and this layer's (key, value), for [B, T, H]."""
         attended, kept = self.self_attn(self.input_layernorm(x), cos, sin, past)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), kept
@@ -209,7 +209,7 @@ class LlamaModel(nn.Module):
         self._init_weights(seed)
 
     def _init_weights(self, seed: int) -> None:
-        """Normal weights from one seed; projections back to the residual start smaller by the root of the depth."""
+        """Draw normal weights from one seed; projections into the residual start smaller by the root of the depth."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
@@ -227,7 +227,7 @@ class LlamaModel(nn.Module):
         cache: KVCache | None = None,
         stop_layer: int | None = None,
     ) -> dict[int, Tensor]:
-        """Runs [B, T] token ids; maps a number of layers (each exit and the last) to its raw states [B, T, H].
+        """Run [B, T] token ids; return the raw states [B, T, H] by number of layers (each exit and the last).
 
         With ``cache`` (empty at first) the new positions follow the cached ones, and the cache is extended in place.
         """
@@ -250,22 +250,22 @@ class LlamaModel(nn.Module):
         return states
 
     def head(self, states: Tensor) -> Tensor:
-        """Final norm and tied head, the same for every exit: [..., H] -> [..., V]."""
+        """Apply the final norm and the tied head, the same for every exit: [..., H] -> [..., V]."""
         x = self.model.norm(states)
         return F.linear(x, self.model.embed_tokens.weight.to(x.dtype))
 
     def forward(self, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Logits of the full depth: [B, T] -> [B, T, V]."""
+        """Return the logits of the full depth: [B, T] -> [B, T, V]."""
         return self.head(self.hidden_states(tokens, dtype)[self.config.num_hidden_layers])
 
     def loss(
         self, tokens: Tensor, targets: Tensor, dtype: torch.dtype, exits: dict[int, float], stride: int = 1
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Weighted mean cross-entropy of the full depth and of ``exits`` (number of layers -> weight).
+        """Return the weighted mean cross-entropy of the full depth and of ``exits`` (number of layers -> weight).
 
         ``tokens`` and ``targets`` are [B, T].  An exit's loss is taken on one position in ``stride``: the head costs
-        as much as two layers here, and an exit's gradient is no worse in the mean for being sampled.
-        Returns the weighted loss and the plain loss of each depth, in nats a token.
+        as much as two layers here, and sampling does not bias the exit's gradient.
+        Returns the weighted loss and the plain loss of each depth, in nats per token.
         """
         depth = self.config.num_hidden_layers
         states = self.hidden_states(tokens, dtype)
@@ -273,12 +273,12 @@ class LlamaModel(nn.Module):
         total = torch.zeros((), device=tokens.device)
         for number, weight in {**exits, depth: 1.0}.items():
             step = 1 if number == depth else stride
-            # Sequences are cut at random places, so a fixed phase is a fair sample of positions.
+            # Sequences begin at random places, so a fixed phase samples positions without bias.
             logits = self.head(states[number][:, ::step])
             plain[number] = F.cross_entropy(logits.float().flatten(0, 1), targets[:, ::step].flatten())
             total = total + weight * plain[number]
         return total, {k: v.detach() for k, v in plain.items()}
 
     def num_parameters(self) -> int:
-        """Number of trained values (the tied head counts once)."""
+        """Return the number of trained values (the tied head counts once)."""
         return sum(p.numel() for p in self.parameters())

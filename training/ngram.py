@@ -1,7 +1,7 @@
-"""The baseline: an interpolated modified Kneser-Ney n-gram model over the same tokens (Chen and Goodman, 1999).
+"""Baseline: an interpolated modified Kneser-Ney n-gram model over the same tokens (Chen and Goodman, 1999).
 
-An n-gram is packed into one int64, the last token in the lowest bits, so that its context is a shift, its suffix a
-mask, and all counts are sorted arrays.
+An n-gram is packed into one int64, the last token in the lowest bits. So its context is a shift, its suffix a mask,
+and all counts are sorted arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Order:
-    """The counts of one order; all arrays are sorted by their keys."""
+    """Counts of one order; all arrays are sorted by their keys."""
 
     keys: IntArray
     counts: IntArray
@@ -29,7 +29,8 @@ class Order:
 
 
 def pack(documents: Iterable[NDArray[np.uint16]], order: int, bits: int, start: int) -> IntArray:
-    """The n-gram that ends at each token of each document; contexts before a document are filled with ``start``."""
+    """Return the n-gram that ends at each token of each document; contexts before a document are filled with
+    ``start``."""
     packed = []
     for document in documents:
         padded = np.concatenate((np.full(order - 1, start, np.int64), document.astype(np.int64)))
@@ -41,7 +42,7 @@ def pack(documents: Iterable[NDArray[np.uint16]], order: int, bits: int, start: 
 
 
 def discounts_of(counts: IntArray) -> FloatArray:
-    """The discounts of counts 0, 1, 2 and 3 or more, from the numbers of counts; held to [0, count]."""
+    """Return the discounts of counts 0, 1, 2 and 3 or more, from the numbers of counts; clipped to [0, count]."""
     n1, n2, n3, n4 = (float(np.count_nonzero(counts == c)) for c in (1, 2, 3, 4))
     y = n1 / (n1 + 2 * n2) if n1 else 0.5
     raw = [0.0, *(c - (c + 1) * y * above / max(n, 1.0) for c, n, above in ((1, n1, n2), (2, n2, n3), (3, n3, n4)))]
@@ -74,7 +75,7 @@ class KneserNey:
         return Order(keys, counts, contexts, totals, removed / totals, discounts)
 
     def probabilities(self, ngrams: IntArray) -> FloatArray:
-        """The probability of the last token of each packed n-gram after the tokens before it: [n] -> [n]."""
+        """Return the probability of the last token of each packed n-gram after the tokens before it: [n] -> [n]."""
         result = np.full(len(ngrams), 1.0 / self.vocab_size)
         for length, level in enumerate(self.levels, start=1):
             key = ngrams & ((1 << self.bits * length) - 1)
@@ -88,11 +89,11 @@ class KneserNey:
         return result
 
     def bits_of(self, documents: Iterable[NDArray[np.uint16]]) -> float:
-        """The information content of all tokens of ``documents``, in bits."""
+        """Return the information content of all tokens of ``documents``, in bits."""
         return float(-np.log2(self.probabilities(pack(documents, self.order, self.bits, self.start))).sum())
 
 
 def find(sorted_keys: IntArray, wanted: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
-    """For each wanted key an index that is always valid, and whether the key is there."""
+    """Return for each wanted key an index that is always valid, and whether the key is there."""
     at = np.minimum(np.searchsorted(sorted_keys, wanted), len(sorted_keys) - 1)
     return at, sorted_keys[at] == wanted

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Five quintic Newton-Schulz steps: [n, rows, cols] with rows <= cols, to singular values near one."""
+    """Run five quintic Newton-Schulz steps: [n, rows, cols] with rows <= cols, to singular values near one."""
     x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
@@ -24,8 +24,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class MuonAdam(torch.optim.Optimizer):
     """Muon for the matrices of the layers, AdamW for the embedding, the output head and the norms.
 
-    Muon's orthogonalised momentum uses each training token about twice as well as AdamW on a model of this kind, and
-    costs a few per cent of a step.  Its update is scaled by 0.2 * sqrt(larger side) to AdamW's usual size.
+    Muon's orthogonalised momentum needs about half the training tokens of AdamW on a model of this kind, and costs a
+    few per cent of a step.  Its update is scaled by 0.2 * sqrt(larger side) to AdamW's usual size.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
@@ -42,13 +42,13 @@ class MuonAdam(torch.optim.Optimizer):
         self.low_precision = config.precision == "bfloat16"
 
     def set_rate(self, factor: float) -> None:
-        """Sets each group to ``factor`` of its peak rate."""
+        """Set each group to ``factor`` of its peak rate."""
         for group in self.param_groups:
             group["lr"] = group["peak"] * factor
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every parameter from its gradient."""
+        """Update every parameter once from its gradient."""
         for group in self.param_groups:
             if group["muon"]:
                 self._step_muon(group["params"], group["lr"], group["decay"])

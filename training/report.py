@@ -1,4 +1,4 @@
-"""What a run says while it trains, and its checkpoints."""
+"""Progress lines of a training run, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def quick_loss(model: LlamaModel, documents: list[Tokens], dtype: torch.dtype, device: str) -> dict[int, float]:
-    """A small, fixed sample of held-out windows (the first 1,024 tokens of each document), in nats a token."""
+    """Return the loss on a small, fixed sample of held-out windows (the first 1,024 tokens of each document), in nats
+    per token."""
     sums: dict[int, float] = {}
     total = 0
     for document in documents:
@@ -34,14 +35,14 @@ def quick_loss(model: LlamaModel, documents: list[Tokens], dtype: torch.dtype, d
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
-    """Writes next to the old checkpoint and renames, so that a kill never leaves half a file."""
+    """Write a temporary file and rename it, so that a kill never leaves half a checkpoint."""
     temporary = folder / "checkpoint.tmp"
     torch.save(run.checkpoint(), temporary)
     os.replace(temporary, folder / "checkpoint.pt")
 
 
 class Report:
-    """The progress bar, and a line of figures with a checkpoint every ``save_every`` seconds."""
+    """Progress bar, and a line of figures with a checkpoint every ``save_every`` seconds."""
 
     def __init__(self, run: Run, folder: Path, held_out: list[Tokens], bytes_per_token: float, every: float) -> None:
         self.run, self.folder, self.held_out, self.every = run, folder, held_out, every
@@ -52,7 +53,7 @@ class Report:
         self.bar = tqdm(total=1000, initial=done, mininterval=5.0, bar_format="{l_bar}{bar:20}| {postfix}")
 
     def step(self, losses: dict[int, float]) -> None:
-        """Takes note of one step's losses."""
+        """Record one step's losses."""
         self.smooth = {k: 0.95 * self.smooth.get(k, v) + 0.05 * v for k, v in losses.items()}
         run, progress = self.run, self.run.progress
         left = progress.seconds * (1.0 / max(run.done, 1e-6) - 1.0)
@@ -66,7 +67,7 @@ class Report:
             self.save()
 
     def save(self) -> None:
-        """Measures the held-out sample, prints a line and writes a checkpoint."""
+        """Measure the held-out sample, print a line and write a checkpoint."""
         run, progress = self.run, self.run.progress
         held = quick_loss(run.model, self.held_out, run.dtype, run.device)
         row = {"step": progress.step, "tokens": progress.tokens, "seconds": round(progress.seconds, 1)}

@@ -1,4 +1,4 @@
-"""The tokenizer: a byte-level BPE of 4,096 entries, trained on the library files of the training split."""
+"""Tokenizer: a byte-level BPE of 4,096 entries, trained on the library files of the training split."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Learns the merges; the special tokens take the first ids and all 256 bytes are entries."""
+    """Learn the merges; the special tokens take the first ids, and all 256 bytes are entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -51,12 +51,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
 
 
 def training_texts(files: Iterable[SourceFile]) -> list[str]:
-    """What the merges are learned on: library files only, the kind of text that the model is judged by."""
+    """Return the texts to learn the merges from: library files only, the kind of text that the model is evaluated
+    on."""
     return [file.text for file in files if file.split == "library"]
 
 
 def tokenizer_config(context: int) -> dict[str, object]:
-    """The contents of tokenizer_config.json."""
+    """Return the contents of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
@@ -72,7 +73,7 @@ def tokenizer_config(context: int) -> dict[str, object]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json."""
+    """Write tokenizer.json and tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     text = json.dumps(tokenizer_config(context), indent=2) + "\n"
@@ -80,7 +81,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 
 
 def main() -> None:
-    """Trains the tokenizer alone and reports how well it compresses."""
+    """Train the tokenizer alone and report how well it compresses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Trains the embedded model; see README.md in this folder.
+"""Train the embedded model; see README.md in this folder.
 
 The schedule follows the share of the budget that is spent (wall-clock minutes or tokens), so the run ends on time
-on any machine, and a resumed run goes on where its checkpoint was made.
+on any machine, and a resumed run continues at its checkpoint.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LossFunction = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that shapes a run, stored in its checkpoint."""
+    """Settings of a run, stored in its checkpoint."""
 
     minutes: float | None = 60.0
     tokens: int | None = None
@@ -62,7 +62,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
 
     def learning_rate(self, done: float) -> float:
-        """Factor on the peak rate when the share ``done`` of the budget is spent: warm-up, flat, linear decay."""
+        """Return the factor on the peak rate at the share ``done`` of the budget: warm-up, constant, linear decay."""
         if done < self.warmup:
             return max(done / self.warmup, 0.01)
         if done < self.decay_from:
@@ -71,15 +71,15 @@ class TrainConfig:
         return self.final_lr + (1.0 - self.final_lr) * left
 
     def sequence_length(self, done: float) -> int:
-        """The length of the phase that ``done`` falls in."""
+        """Return the sequence length of the phase that contains ``done``."""
         return next((length for end, length in self.phases if done < end), self.phases[-1][1])
 
 
 class Sampler:
     """Batches of windows, as a function of the seed and of (epoch, cursor, length) only, so a run can resume.
 
-    An epoch cuts all library documents (in a fresh order, from a random offset) and the share ``test_share`` of the
-    windows of the test documents into windows of one length, and goes through them in random order.
+    An epoch cuts all library documents (in a new order, from a random offset) and the share ``test_share`` of the
+    windows of the test documents into windows of one length, and visits them in random order.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Sampler:
 
     @property
     def state(self) -> tuple[int, int, int]:
-        """What a checkpoint has to keep."""
+        """State for a checkpoint: epoch, cursor and length."""
         return self.epoch, self.cursor, self.length
 
     def _lay_out(self) -> None:
@@ -111,7 +111,7 @@ class Sampler:
         self._windows = [self._windows[i] for i in rng.permutation(len(self._windows))]
 
     def batch(self, count: int, length: int) -> Tensor:
-        """The next ``count`` windows with their following token: [count, length + 1], int64."""
+        """Return the next ``count`` windows with their following token: [count, length + 1], int64."""
         if length != self.length:
             self.epoch, self.cursor, self.length = self.epoch + 1, 0, length
             self._lay_out()
@@ -127,7 +127,7 @@ class Sampler:
 
 
 def encode_files(tokenizer: Tokenizer, files: Iterable[SourceFile], split: str) -> list[Tokens]:
-    """One array for each file of ``split``, with the end-of-text token after it."""
+    """Return one array for each file of ``split``, with the end-of-text token after it."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     texts = [file.text for file in files if file.split == split]
     return [np.array([*encoding.ids, end], dtype=np.uint16) for encoding in tokenizer.encode_batch(texts)]
@@ -135,7 +135,7 @@ def encode_files(tokenizer: Tokenizer, files: Iterable[SourceFile], split: str) 
 
 @dataclass
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     step: int = 0
     tokens: int = 0
@@ -146,7 +146,7 @@ class Progress:
 def gradient_worker(
     config: TrainConfig, compiled: bool, parameters: list[Tensor], gradients: list[Tensor], tasks: Any, results: Any
 ) -> None:
-    """The body of a worker process: adds the gradient of each task to its own shared ``gradients``.
+    """Add the gradient of each task to the worker's own shared ``gradients``: the body of a worker process.
 
     A task is (windows [b, T + 1], weight) or None to stop; a result is the plain loss of each depth times the weight.
     """
@@ -163,7 +163,7 @@ def gradient_worker(
 
 
 def end_with_parent() -> None:
-    """Ends this process when its parent is gone, killed or not."""
+    """End this process when its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -171,7 +171,7 @@ def end_with_parent() -> None:
 
 
 def add_gradient(config: TrainConfig, loss_of: LossFunction, rows: Tensor, weight: float) -> dict[int, float]:
-    """Adds ``weight`` times the gradient of the windows [b, T + 1]; returns that times the loss of each depth."""
+    """Add ``weight`` times the gradient of the windows [b, T + 1]; return ``weight`` times the loss of each depth."""
     dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     exits = dict.fromkeys(config.model.exit_layers, config.exit_weight)
     loss, plain = loss_of(rows[:, :-1], rows[:, 1:], dtype, exits, config.exit_stride)
@@ -180,11 +180,11 @@ def add_gradient(config: TrainConfig, loss_of: LossFunction, rows: Tensor, weigh
 
 
 class Workers:
-    """Processes of one thread each that share the weights and take micro-batches as they become free.
+    """Single-threaded processes that share the weights and take micro-batches as they become free.
 
-    Threads of one process wait for each other at every operation, so a single busy core of a shared machine would
-    hold all of them up; processes that take work from a queue lose only what the other program takes.  Which process
-    gets which micro-batch depends on the moment, so the rounding of the sum does too.
+    Threads of one process wait for each other at every operation, so one busy core of a shared machine would delay all
+    of them. Processes that take work from a queue only lose the time that the other program takes.  The assignment of
+    micro-batches depends on timing, so the rounding of the sum does too.
     """
 
     def __init__(self, config: TrainConfig, model: LlamaModel, count: int, compiled: bool) -> None:
@@ -205,7 +205,7 @@ class Workers:
             process.start()
 
     def gradient(self, parts: Iterable[tuple[Tensor, float]]) -> list[dict[int, float]]:
-        """Puts the weighted gradient of all parts into ``model``; returns their weighted losses."""
+        """Put the weighted gradient of all parts into ``model``; return their weighted losses."""
         waiting = 0
         for rows, weight in parts:
             self.tasks.put((rows.numpy(), weight))
@@ -218,7 +218,7 @@ class Workers:
         return losses
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
         for _ in self.processes:
             self.tasks.put(None)
         for process in self.processes:
@@ -226,7 +226,7 @@ class Workers:
 
 
 class Run:
-    """One training run: the model, its optimiser, its data and its place in the budget."""
+    """One training run: the model, its optimiser, its data and its progress in the budget."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class Run:
         self.workers = Workers(config, self.model, workers, compiled) if workers else None
 
     def checkpoint(self) -> dict[str, object]:
-        """All that is needed to go on from here."""
+        """Return everything needed to continue from here."""
         return {
             "config": config_to_dict(self.config),
             "model": self.model.state_dict(),
@@ -265,14 +265,14 @@ class Run:
 
     @property
     def done(self) -> float:
-        """The share of the budget that is spent, 0 to 1."""
+        """Share of the budget that is spent, 0 to 1."""
         if self.config.tokens is not None:
             return min(self.progress.tokens / self.config.tokens, 1.0)
         assert self.config.minutes is not None
         return min(self.progress.seconds / (60.0 * self.config.minutes), 1.0)
 
     def step(self) -> dict[int, float]:
-        """One optimiser step; returns the mean loss of each depth in nats a token."""
+        """Run one optimiser step; return the mean loss of each depth in nats per token."""
         started = time.monotonic()
         config, done = self.config, self.done
         length = config.sequence_length(done)
@@ -295,13 +295,13 @@ class Run:
         return sums
 
     def steps(self) -> Iterator[dict[int, float]]:
-        """Steps until the budget is spent."""
+        """Yield steps until the budget is spent."""
         while self.done < 1.0:
             yield self.step()
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, object]:
-    """Plain values for a checkpoint or a report."""
+    """Return plain values for a checkpoint or a report."""
     values: dict[str, object] = dict(vars(config))
     values["phases"] = [list(phase) for phase in config.phases]
     values["model"] = config.model.to_dict()
@@ -309,7 +309,7 @@ def config_to_dict(config: TrainConfig) -> dict[str, object]:
 
 
 def config_from_dict(values: dict[str, object]) -> TrainConfig:
-    """The inverse of :func:`config_to_dict`."""
+    """Return the config that :func:`config_to_dict` gave."""
     kept = dict(values)
     kept["phases"] = tuple((end, length) for end, length in values["phases"])  # type: ignore[attr-defined]
     kept["model"] = ModelConfig.from_dict(values["model"])  # type: ignore[arg-type]
@@ -317,7 +317,7 @@ def config_from_dict(values: dict[str, object]) -> TrainConfig:
 
 
 def keep_freed_memory() -> None:
-    """Asks glibc to keep large freed blocks: returning each activation to the kernel costs a third of a CPU step."""
+    """Ask glibc to keep large freed blocks: returning each activation to the kernel costs a third of a CPU step."""
     if sys.platform != "linux":
         return
     try:
@@ -331,7 +331,7 @@ def keep_freed_memory() -> None:
 
 @torch.no_grad()
 def prepare(folder: Path, resume: bool) -> tuple[Tokenizer, list[SourceFile]]:
-    """The corpus and the tokenizer of a run; a resumed run keeps its tokenizer and checks its corpus."""
+    """Return the corpus and the tokenizer of a run; a resumed run keeps its tokenizer and checks its corpus."""
     files, left_out = load_corpus()
     text = dump_manifest(manifest(files, left_out))
     if resume:
@@ -346,7 +346,7 @@ def prepare(folder: Path, resume: bool) -> tuple[Tokenizer, list[SourceFile]]:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     defaults = TrainConfig()
     parser.add_argument("--output", type=Path, default=Path.home() / ".cache" / "twostroke" / "training")
@@ -354,7 +354,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=None, help="budget in tokens instead of minutes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="CPU processes; 0 trains in this one")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in the output folder")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--batch-tokens", type=int, default=defaults.batch_tokens)
@@ -367,13 +367,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains, with a progress bar and checkpoints, and exports the model at the end."""
+    """Train, with a progress bar and checkpoints, and export the model at the end."""
     args = parse_arguments(arguments)
     keep_freed_memory()
     torch.set_float32_matmul_precision("high")
     workers = 0 if args.device == "cuda" else args.workers
     if workers:
-        torch.set_num_threads(1)  # the work of this process is small: a second thread would wait more than it works
+        torch.set_num_threads(1)  # this process has little work: a second thread would mostly wait
     config = TrainConfig(
         minutes=None if args.tokens else args.minutes or TrainConfig().minutes,
         tokens=args.tokens,
@@ -388,7 +388,7 @@ def main(arguments: list[str] | None = None) -> None:
     checkpoint = None
     if args.resume:
         checkpoint = torch.load(args.output / "checkpoint.pt", map_location=args.device, weights_only=True)
-        # The rate is flat for the first half, so a run may be given more or less time while it is there.
+        # The rate is constant in the first half, so the budget may change during that time.
         budget = {"minutes": config.minutes, "tokens": config.tokens} if args.minutes or args.tokens else {}
         config = replace(config_from_dict(checkpoint["config"]), **budget)
     library, tests, held_out = (encode_files(tokenizer, files, split) for split in ("library", "test", "heldout"))

@@ -1,1 +1,1 @@
-"""What a GPU is held against what it can do at best: the machine, the shape, the arithmetic."""
+"""Measurements of a GPU against its limits: the machine, the model shapes, the arithmetic."""

@@ -1,10 +1,10 @@
-"""From times to claims: shares of what the card can do at best. Pure: costs, seconds and rates in, claims out.
+"""From measured times to claims: shares of the card's limits. Pure: costs, seconds and rates in, claims out.
 
 decode     floor = (weights + KV that is read and written) / copy rate        share = floor / time of a step
 prefill    operations of the prompt / matrix rate                             share = that / TTFT
 idle       1 - busy seconds of a step / time of a step
            busy: at least one kernel, copy or fill runs (a union of intervals, from a trace of some steps);
-           the time of a step is of a run without the profiler, which makes the host slower, not the kernels
+           the time of a step is from a run without the profiler, which slows the host, not the kernels
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from benchmarks.claim import Claim
 from twostroke.cost.step_cost import StepCost
 
 DECODE_SHARE, PREFILL_SHARE, IDLE_SHARE, TIMES_TRANSFORMERS = 0.8, 0.6, 0.05, 2.0
-"""The goals."""
+"""Goals of the claims."""
 WAIT_S = 20e-6
-"""A gap this long is the host's doing; between kernels that one graph launches there are one or two microseconds."""
+"""Shortest gap that is caused by the host; gaps between kernels of one graph last one or two microseconds."""
 
 
 class Interval(NamedTuple):
-    """Some work of the device, in seconds from anywhere."""
+    """Work of the device, in seconds from any origin."""
 
     begin_s: float
     end_s: float
@@ -31,18 +31,18 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """How much of the time of some steps the device worked."""
+    """Busy time of the device during some steps."""
 
     num_steps: int
     busy_s: float
     span_s: float
-    """From the first work to the last."""
+    """Seconds from the first work to the last."""
     waits_s: float
-    """In gaps of WAIT_S and more."""
+    """Seconds in gaps of WAIT_S and more."""
 
     @classmethod
     def of(cls, work: Iterable[Interval], num_steps: int) -> Busy | None:
-        """Of a trace of `num_steps` whole steps; None of an empty one.
+        """Return the busy time of a trace of `num_steps` whole steps; None for an empty one.
 
         >>> Busy.of([Interval(0.0, 2.0), Interval(1.0, 3.0), Interval(4.0, 5.0)], num_steps=2)
         Busy(num_steps=2, busy_s=4.0, span_s=5.0, waits_s=1.0)
@@ -63,22 +63,22 @@ class Busy:
         return cls(num_steps, busy_s + end_s - begin_s, end_s - ordered[0].begin_s, waits_s)
 
     def idle_share(self, step_s: float) -> float:
-        """Of steps that take `step_s` each without the profiler; 0 where they are said to take less than the work."""
+        """Return the idle share of steps that take `step_s` without the profiler; 0 if that is less than their work."""
         return max(0.0, 1 - self.busy_s / self.num_steps / step_s)
 
     @property
     def traced_idle_share(self) -> float:
-        """Of the steps that were traced, whose host the profiler made slower."""
+        """Idle share of the traced steps, whose host the profiler slows."""
         return 1 - self.busy_s / self.span_s
 
     @property
     def traced_wait_share(self) -> float:
-        """The same, of gaps that are long enough to be the host's."""
+        """Share of the traced steps in gaps long enough to be caused by the host."""
         return self.waits_s / self.span_s
 
 
 def decode_claims(num_requests: int, step_s: float, cost: StepCost, copied_bytes_per_s: float) -> tuple[Claim, ...]:
-    """Of steps in which so many requests decode and nothing else happens.
+    """Return the claims about steps in which `num_requests` requests decode and nothing else happens.
 
     Args:
         num_requests: at once.
@@ -98,12 +98,12 @@ def decode_claims(num_requests: int, step_s: float, cost: StepCost, copied_bytes
 def prefill_claims(
     num_tokens: int, ttft_s: float, costs: Sequence[StepCost], multiplied_per_s: float
 ) -> tuple[Claim, ...]:
-    """Of one prompt alone.
+    """Return the claims about one prompt alone.
 
     Args:
         num_tokens: of the prompt.
         ttft_s: until its first token.
-        costs: of the steps that read it.
+        costs: of its prefill steps.
         multiplied_per_s: operations per second of a large product of matrices.
     """
     floor_s = sum(cost.operations for cost in costs) / multiplied_per_s
@@ -115,12 +115,12 @@ def prefill_claims(
 
 
 def idle_claims(num_requests: int, busy: Busy, step_s: float) -> tuple[Claim, ...]:
-    """Of steps in which so many requests decode.
+    """Return the claims about the idle time of decode steps.
 
     Args:
         num_requests: at once.
         busy: of steps that were traced.
-        step_s: median time of a step that was not.
+        step_s: median time of a step without tracing.
     """
     what = f"idle, batch {num_requests}"
     return (
@@ -131,7 +131,7 @@ def idle_claims(num_requests: int, busy: Busy, step_s: float) -> tuple[Claim, ..
 
 
 def throughput_claims(num_slots: int, ours_tok_s: float, theirs_tok_s: float) -> tuple[Claim, ...]:
-    """Of the same requests through both, with as many slots each.
+    """Return the claim about the same requests through both engines, with equally many slots.
 
     Args:
         num_slots: requests that may run at once.
@@ -143,13 +143,13 @@ def throughput_claims(num_slots: int, ours_tok_s: float, theirs_tok_s: float) ->
 
 
 def setting_claims(name: str, of_what: str, time_s: float, default_s: float | None) -> tuple[Claim, ...]:
-    """What a setting makes of the time of a step or a prompt.
+    """Return the claims about a setting's effect on the time of a step or a prompt.
 
     Args:
         name: of the setting.
-        of_what: is timed.
-        time_s: with it.
-        default_s: without; None where that could not be measured.
+        of_what: description of the timed work.
+        time_s: with the setting.
+        default_s: without it; None if that could not be measured.
     """
     what = f"{name}: {of_what}"
     reported = Claim.reported(f"{what}, ms", 1e3 * time_s)

@@ -1,6 +1,6 @@
-"""Where is measured: a card, or the processors in its place. All that talks to CUDA is here, and thin.
+"""The measured machine: a card, or the processors in its place. It contains all code that calls CUDA.
 
-Some steps of a run that are alike, in its middle, can be traced there.
+It can trace some equal steps in the middle of a run.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _REPEATS = 12
 
 
 class Processors:
-    """The processors, measured in place of a card; their figures say nothing about one."""
+    """The processors, measured in place of a card; their figures are not a card's."""
 
     device: Device = "cpu"
     name = "no card: the processors in its place"
-    """For people."""
+    """Display name of the machine."""
     traced = frozenset({"cpu_op"})
     """Categories of a trace that are work of the device."""
     copy_bytes = 1 << 26
-    """Of a copy that caches do not hold."""
+    """Bytes of a copy that exceeds the caches."""
     matrix_sides: tuple[int, ...] = (256,)
-    """Of products that are tried."""
+    """Sides of the matrix products that are tried."""
 
     def hardware(self) -> Hardware:
-        """For the result."""
+        """Return the hardware description for the result."""
         return Hardware.of_this_machine()
 
     def best_s(self, work: Callable[[], object], repeats: int) -> float:
-        """Seconds that the device takes for some work; the fastest of some runs behind two that warm up."""
+        """Return the device's seconds for some work: the fastest of `repeats` runs, after two that warm up."""
         for _ in range(2):
             work()
         return min(self._seconds(work) for _ in range(repeats))
@@ -58,10 +58,10 @@ class Processors:
         return time.perf_counter() - begin_s
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that it was given; a processor computes while it is asked."""
+        """Wait until the device has done all its work; a processor has none pending."""
 
     def give_back(self) -> None:
-        """Frees memory that nobody holds any more."""
+        """Free memory that is no longer used."""
         gc.collect()
 
 
@@ -74,7 +74,7 @@ class Card(Processors):
     matrix_sides: tuple[int, ...] = (4096, 8192, 16384)
 
     def __init__(self, facts: CudaFacts) -> None:
-        """Facts: of a card that `check_cuda` has nothing against."""
+        """Take the facts of a card that passed `check_cuda`."""
         self.name = facts.name
         self._built_for = facts.built_for
 
@@ -82,7 +82,7 @@ class Card(Processors):
         return Hardware.of_this_machine().with_card(self.name, self._built_for)
 
     def _seconds(self, work: Callable[[], object]) -> float:
-        return seconds_on_card(work)  # by events on the device, so that the host's part does not count
+        return seconds_on_card(work)  # by events on the device, without the host's time
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
@@ -93,14 +93,14 @@ class Card(Processors):
 
 
 def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Processors:
-    """The card, or without one the processors.
+    """Return the card, or the processors if there is none.
 
     Args:
-        needs_card: without one, refuse.
-        facts: what PyTorch says of CUDA; None: it is asked, which starts CUDA.
+        needs_card: refuse if there is no card.
+        facts: PyTorch's facts about CUDA; None: query them, which initializes CUDA.
 
     Raises:
-        NotOnThisMachine: there is no card that PyTorch can compute on, and one is needed.
+        NotOnThisMachine: there is no card that PyTorch can use, and one is needed.
     """
     facts = facts or cuda_facts()
     try:
@@ -116,7 +116,7 @@ def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Process
 
 
 def measure_limits(machine: Processors, dtype: torch.dtype) -> MachineLimits:
-    """The rates that claims are held against, measured where and when the claims are.
+    """Measure the rates that claims are compared with, at the place and time of the claims.
 
     Args:
         machine: measured on.
@@ -139,7 +139,7 @@ def _copy_rate(machine: Processors) -> float:
 
 
 def _matrix_rate(machine: Processors, side: int, dtype: torch.dtype) -> float:
-    # random numbers: of zeros a card takes less power, and so runs faster than it ever does
+    # random numbers: with zeros a card takes less power, and runs faster than in real use
     a, b = torch.randn(2, side, side, device=machine.device).to(dtype)
     product = torch.empty_like(a)
 
@@ -150,10 +150,10 @@ def _matrix_rate(machine: Processors, side: int, dtype: torch.dtype) -> float:
 
 
 class Tracer:
-    """Writes down what the device does between `start` and `stop`, by torch's profiler.
+    """Trace of the device's work between `start` and `stop`, by torch's profiler.
 
-    It is made before anything is recorded into a graph: what the profiler listens to is set up once, and kernels of
-    graphs that were there before may not be seen.
+    It has to be made before any graph is recorded: the profiler sets up its callbacks once, and may miss kernels of
+    graphs that already exist.
 
     Args:
         machine: what is traced.
@@ -169,13 +169,13 @@ class Tracer:
         self.stop()
 
     def start(self) -> None:
-        """From here on; waits for the device first, so that nothing older is seen."""
+        """Start tracing, after waiting for the device so that no older work is traced."""
         self._machine.synchronize()
         self._profile = torch.profiler.profile(activities=[self._activity])
         self._profile.start()
 
     def stop(self) -> list[Interval]:
-        """Waits for the device; returns the work that it has done since."""
+        """Wait for the device; return its work since `start`."""
         self._machine.synchronize()
         self._profile.stop()
         with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +187,7 @@ class Tracer:
 
 
 def work_in(trace: Mapping[str, Any], categories: frozenset[str]) -> list[Interval]:
-    """The events of a Chrome trace that are of these categories; its times are microseconds.
+    """Return the events of a Chrome trace in these categories; its times are microseconds.
 
     >>> event = {"ph": "X", "cat": "kernel", "ts": 10.0, "dur": 5.0}
     >>> work_in({"traceEvents": [event, {**event, "cat": "gpu_user_annotation"}, {"ph": "M"}]}, frozenset({"kernel"}))
@@ -201,17 +201,17 @@ def work_in(trace: Mapping[str, Any], categories: frozenset[str]) -> list[Interv
 
 
 _STEPS_BEFORE = 8
-"""Steps like it that run first: the second records passes and starts to run ahead."""
+"""Equal steps before the trace: the second one records graphs and starts to run ahead."""
 
 
 class TracedSteps:
-    """Watches batches before they are computed; between two of them the tracer starts, and stops between two others.
+    """Observer of batches that starts the tracer between two batches and stops it between two others.
 
-    Then everything of the batches before has been enqueued, draws included, and the tracer waits for it: it sees the
-    work of whole steps.
+    At these points everything of earlier batches has been enqueued, sampling included, and the tracer waits for it. So
+    it traces whole steps.
 
     Args:
-        tracer: writes the work down.
+        tracer: records the work.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -221,11 +221,11 @@ class TracedSteps:
 
     @staticmethod
     def num_outputs(num_steps: int) -> int:
-        """Steps of decodes alone that a run needs, to have so many traced; one stops the tracer."""
+        """Return the decode-only steps that a run needs to trace `num_steps`; one more stops the tracer."""
         return _STEPS_BEFORE + num_steps + 1
 
     def arm(self, num_decodes: int, num_steps: int) -> None:
-        """From now on: the next steps of so many decodes and nothing else are traced."""
+        """Trace the next steps with `num_decodes` decodes and nothing else."""
         self._num_decodes, self._num_steps, self._num_seen, self._work = num_decodes, num_steps, 0, None
 
     def __call__(self, batch: ScheduledBatch) -> None:
@@ -239,7 +239,7 @@ class TracedSteps:
         self._num_seen += 1
 
     def take(self) -> Busy | None:
-        """What was traced; None where nothing was seen to work. Nothing more is traced then."""
+        """Return the traced work, None if there was none, and stop tracing."""
         num_steps, self._num_steps = self._num_steps, 0
         if self._work is None and self._num_seen > _STEPS_BEFORE:  # the run has ended too early
             self._tracer.stop()

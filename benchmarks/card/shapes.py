@@ -1,4 +1,4 @@
-"""The shapes that a card is measured with: that of a published model, and one for where there is no card."""
+"""Model shapes for measurements of a card: a published model's, and a small one for machines without a card."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QWEN3_8B: dict[str, Any] = {
     "head_dim": 128,
     "vocab_size": 151936,
 }
-"""config.json of Qwen3-8B, as far as its shape goes."""
+"""Shape in Qwen3-8B's config.json."""
 TINY: dict[str, Any] = {
     **_QWEN3,
     "hidden_size": 64,
@@ -47,18 +47,18 @@ TINY: dict[str, Any] = {
     "head_dim": 16,
     "vocab_size": 4096,
 }
-"""The same in small; its vocabulary has room for the tokenizer of the embedded model."""
+"""A small shape; its vocabulary has room for the tokenizer of the embedded model."""
 
 
 def write_shape(folder: Path, shape: dict[str, Any]) -> Path:
-    """Makes a model folder of config.json alone; returns it."""
+    """Make a model folder with config.json only; return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape, indent=1) + "\n", encoding="utf-8")
     return folder
 
 
 def is_alike(config: ModelConfig, shape: dict[str, Any]) -> bool:
-    """Whether a model has this shape in bfloat16, whatever it is called: what a goal is said of."""
+    """Return whether a model has this shape in bfloat16, regardless of its name; the goals apply to this shape."""
     layer = config.layers[0]
     found = {
         "hidden_size": config.hidden_size,

@@ -1,7 +1,7 @@
-"""Engines other than llama.cpp for `benchmarks compare`, ours included: a class each.
+"""Drivers of engines other than llama.cpp for `benchmarks compare`, including ours: one class each.
 
-`driver_loop.py` imports this file in the engine's environment, so it may use the standard library and the engine;
-nothing of twostroke, which the environment does not have (`Twostroke` is the exception: it drives twostroke).
+`driver_loop.py` imports this file in the engine's environment. So it may use the standard library and the engine, but
+nothing of twostroke, which the environment lacks (except `Twostroke`, which drives twostroke).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Twostroke:
-    """The engine with its defaults, but for the prefix cache, which is off for everybody.
+    """Driver of twostroke, with its defaults, but without the prefix cache, which is off for all engines.
 
-    It is driven like any other engine: a process of its own, the same orders, the same clock.
+    It is driven like any other engine: its own process, the same requests, the same clock.
 
     Times include the engine's whole step: scheduling, the model, sampling and bookkeeping; no text is made. Weights of
-    8 and 4 bits are quantized from the folder while loading; those of a GGUF file are what they are. KV is bfloat16.
+    8 and 4 bits are quantized from the folder while loading; a GGUF file's weights are used as they are. KV is
+    bfloat16.
     """
 
     def __init__(self, order: EngineOrder) -> None:
@@ -51,7 +52,7 @@ class Twostroke:
         self.about = {"version": twostroke.__version__, "startup": "; ".join(self._engine.startup_lines)}
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
-        """All of them arrive at once."""
+        """Run the prompts, which all arrive at once; return the times of their tokens."""
         from twostroke.measure.workload import Workload, WorkloadRequest
 
         requests = tuple(WorkloadRequest(tuple(prompt), max_tokens) for prompt in prompts)
@@ -60,17 +61,15 @@ class Twostroke:
 
 
 class OpenVINO:
-    """A GGUF file loaded by OpenVINO GenAI.
+    """Driver of OpenVINO GenAI: its continuous-batching pipeline on the CPU, from a GGUF file.
 
-    OpenVINO GenAI: its continuous-batching pipeline on the CPU, from a GGUF file.
-
-    Times include the pipeline's whole step: scheduling, the model, sampling and bookkeeping; no text is asked for. Its
-    prefix cache is off; everything else is its default, the KV cache of 8 bits included. What OpenVINO makes of a GGUF
-    file's types is its own affair: it converts them to layouts that its kernels have. It reads no BF16 and gets F16.
+    Times include the pipeline's whole step: scheduling, the model, sampling and bookkeeping; no text is requested. Its
+    prefix cache is off; everything else is its default, including an 8-bit KV cache. OpenVINO converts the types of a
+    GGUF file to layouts that its kernels have. It does not read BF16 and gets F16.
     """
 
     def __init__(self, order: EngineOrder) -> None:
-        """Loads and compiles."""
+        """Load and compile the model."""
         genai: Any = import_module("openvino_genai")
         openvino: Any = import_module("openvino")
         numpy: Any = import_module("numpy")
@@ -86,7 +85,7 @@ class OpenVINO:
         self.about = {"version": str(genai.__version__), "kv_cache": "its default on a CPU, 8 bits"}
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
-        """All of them are added before the first step."""
+        """Run the prompts, which are all added before the first step; return the times of their tokens."""
         config = self._genai.GenerationConfig()
         config.max_new_tokens = max_tokens
         config.min_new_tokens = max_tokens
@@ -110,16 +109,14 @@ class OpenVINO:
 
 
 class VLLM:
-    """A model folder loaded by vLLM.
-
-    vLLM's CPU build: its engine with its defaults, in this process, bfloat16 weights and KV.
+    """Driver of vLLM's CPU build: its engine with its defaults, in this process, bfloat16 weights and KV.
 
     Times include the engine's whole step: scheduling, the model, sampling and bookkeeping; no text is made. Its prefix
-    cache is off. Loading includes what it compiles; a second load finds that in its cache.
+    cache is off. Loading includes compilation; a second load finds the result in its cache.
     """
 
     def __init__(self, order: EngineOrder) -> None:
-        """Loads the folder; refuses quantized weights, which it would need other checkpoints for."""
+        """Load the folder; refuse quantized weights, for which it would need other checkpoints."""
         if order.precision != "bf16":
             raise NotImplementedError(f"compared in bf16 only, not in {order.precision}: that needs another checkpoint")
         settings = {
@@ -146,7 +143,7 @@ class VLLM:
         self.about = {"version": str(vllm.__version__)}
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
-        """All of them are added before the first step."""
+        """Run the prompts, which are all added before the first step; return the times of their tokens."""
         self._num_runs += 1
         params = self._params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
         times: list[TokenTime] = []
@@ -166,16 +163,14 @@ class VLLM:
 
 
 class Transformers:
-    """A model folder loaded by transformers.
+    """Driver of `transformers.generate`: one static batch, its default attention (sdpa), bfloat16 weights and KV.
 
-    `transformers.generate`: one static batch, its default attention (sdpa), bfloat16 weights and KV.
-
-    Times include tensor preparation and the whole generate loop; a stopping criterion that never stops sees every step,
-    and is where a step's tokens are counted as there. Prompts are equally long, so nothing is padded.
+    Times include tensor preparation and the whole generate loop. A stopping criterion that never stops observes every
+    step and records the times of its tokens. Prompts are equally long, so nothing is padded.
     """
 
     def __init__(self, order: EngineOrder) -> None:
-        """Loads the folder; refuses quantized weights, which it has no fast CPU path for."""
+        """Load the folder; refuse quantized weights, for which it has no fast CPU path."""
         if order.precision != "bf16":
             why = f"compared in bf16 only, not in {order.precision}: it has no own CPU kernels for that"
             raise NotImplementedError(why)
@@ -191,7 +186,7 @@ class Transformers:
         }
 
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
-        """One static batch."""
+        """Run the prompts as one static batch; return the times of their tokens."""
         torch = self._torch
         times: list[TokenTime] = []
         never = torch.zeros(len(prompts), dtype=torch.bool)

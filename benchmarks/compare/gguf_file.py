@@ -1,9 +1,9 @@
-"""A model folder as a GGUF file, so that engines that read nothing else run the same weights.
+"""Conversion of a model folder to a GGUF file, so that engines that only read GGUF run the same weights.
 
-Matrices become BF16, F16, Q8_0 or Q4_0, all of them, the embedding too; vectors stay float32, as llama.cpp wants them.
-llama.cpp's own tool would keep a tied embedding at 6 bits or more beside Q4_0: all at 4 bits reads less memory, and is
-what twostroke's int4 does. Names and layouts are those of the GGUF specification (ggml-org/ggml, docs/gguf.md) and of
-the llama and qwen3 graphs in llama.cpp.
+All matrices become BF16, F16, Q8_0 or Q4_0, including the embedding; vectors stay float32, as llama.cpp requires.
+llama.cpp's own tool would keep a tied embedding at 6 bits or more in a Q4_0 file; 4 bits everywhere reads less memory,
+and matches twostroke's int4. Names and layouts are those of the GGUF specification (ggml-org/ggml, docs/gguf.md) and
+of the llama and qwen3 graphs in llama.cpp.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
 
 _ARCHITECTURES = {"LlamaForCausalLM": ("llama", "llama-bpe"), "Qwen3ForCausalLM": ("qwen3", "qwen2")}
-"""The graph in llama.cpp, and what its tokenizer splits texts by (which matters to nobody who sends token ids)."""
+"""The graph in llama.cpp, and the pre-tokenizer (irrelevant for prompts of token ids)."""
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
-"""Kinds of token, as the specification numbers them."""
+"""Kinds of tokens, as numbered by the specification."""
 
 
 def write_gguf(folder: Path, file_type: str, target_folder: Path, *, progress: bool = True) -> Path:
-    """Converts a model folder, or finds what an earlier call made of the very same files.
+    """Convert a model folder, or return the result of an earlier call for the same files.
 
     Args:
         folder: Hugging Face folder.
-        file_type: of its matrices, as GGUF calls it: BF16, F16, Q8_0 or Q4_0.
-        target_folder: where the file goes; it is made.
-        progress: show it.
+        file_type: of its matrices, in GGUF's words: BF16, F16, Q8_0 or Q4_0.
+        target_folder: for the file; it is created.
+        progress: show a progress bar.
 
     Returns:
         The file; its name holds the type and a digest of the model's files' names, sizes and times.
 
     Raises:
-        UnsupportedModel: an architecture, a rope type, a bias or a window that is not converted.
+        UnsupportedModel: an architecture, a rope type, a bias or a window cannot be converted.
         SetupError: the package gguf is not installed, or a matrix has no whole blocks.
     """
     try:
@@ -118,7 +118,7 @@ def _write_shape(writer: GGUFWriter, config: ModelConfig) -> None:
 
 
 def write_vocabulary(writer: GGUFWriter, folder: Path, vocab_size: int, pre: str) -> None:
-    """The folder's byte-level BPE; rows of the embedding that have no token get a name that nobody writes."""
+    """Write the folder's byte-level BPE; rows of the embedding without a token get a name that no text contains."""
     try:
         given: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         vocab: dict[str, int] = given["model"]["vocab"]
@@ -140,7 +140,7 @@ def write_vocabulary(writer: GGUFWriter, folder: Path, vocab_size: int, pre: str
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    # an empty array has no type, which GGUF wants
+    # an empty array has no type, which GGUF requires
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges] or ["a b"])
     end = special[0] if special else 0
     writer.add_bos_token_id(end)
@@ -156,11 +156,11 @@ class _Tensor:
     shape: tuple[int, ...]
     kind: GGMLQuantizationType
     read: Callable[[], torch.Tensor]
-    """When its turn comes: in the order that the file wants, in the type of the folder."""
+    """Function that reads the tensor when it is written, in the order of the file and the type of the folder."""
 
 
 def _read_in_pairs(read: Callable[[], torch.Tensor], num_heads: int) -> torch.Tensor:
-    """Change the rows of each head from halves to pairs, which is how llama.cpp's llama graph rotates."""
+    """Change the rows of each head from halves to pairs, the layout for the rotation in llama.cpp's llama graph."""
     found = read()
     return found.reshape(num_heads, 2, -1, found.shape[1]).transpose(1, 2).reshape(found.shape)
 
@@ -186,7 +186,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, kind: GGMLQuantization
 
 
 def _rope_factors(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
-    """What llama.cpp divides each frequency by: Llama 3's stretching of long wavelengths. float32 [head_dim / 2]"""
+    """Return llama.cpp's divisors of frequencies, Llama 3's scaling of long wavelengths: float32 [head_dim / 2]."""
     if rope.rope_type == "default":
         return None
     context, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
@@ -215,7 +215,7 @@ def _write_tensors(writer: GGUFWriter, tensors: tuple[_Tensor, ...], *, progress
     for tensor in tqdm(tensors, desc="to GGUF", unit="tensor", disable=None if progress else True, leave=False):
         found = tensor.read()
         if found.dtype is torch.bfloat16 and tensor.kind.name == "BF16":
-            data = found.contiguous().view(torch.uint8).numpy()  # as it is, not by way of float32
+            data = found.contiguous().view(torch.uint8).numpy()  # unchanged, without a conversion through float32
         else:
             data = quants.quantize(found.float().numpy(), tensor.kind)
         writer.write_tensor_data(data)

@@ -1,13 +1,13 @@
-"""What `python -m benchmarks compare` compares, checked before anything is started.
+"""Options of `python -m benchmarks compare`, checked before anything is started.
 
-And how the times of tokens become figures, the same way for every engine:
+And the calculation of figures from the times of tokens, the same for every engine:
 
     prompts handed over
     |------- every prompt is read -------|---- all of them decode ----|-- some have ended --|
     0                                  last first token        first last token            end
 
-Decode rates count the tokens between the last request's first token and the first request's last one: while the batch
-is full, whether or not an engine decodes some requests already while it reads the prompts of others.
+Decode rates count the tokens between the last request's first token and the first request's last one. During this time
+the batch is full, even if an engine decodes some requests earlier, while it reads the prompts of others.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class PeerWork:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Display name of the work."""
         return f"{self.num_requests} x {self.prompt_length} in / {self.output_length} out"
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Names of what it shows (`figures_of`)."""
+        """Names of its figures (`figures_of`)."""
         if self.output_length == 1:
             return (f"prefill {self.prompt_length}",)
         batch = f"batch {self.num_requests}"
@@ -47,10 +47,10 @@ class PeerWork:
 
 
 def checked_tokens(answer: Any, work: PeerWork) -> list[tuple[float, int]]:
-    """An engine's answer as (seconds, request), in the order of time.
+    """Return an engine's answer as (seconds, request), ordered by time.
 
     Raises:
-        PeerFailed: it is none, or a request has not exactly the tokens that were asked for.
+        PeerFailed: it is no such list, or a request does not have exactly the requested number of tokens.
     """
     try:
         tokens = sorted((float(time_s), int(index)) for time_s, index in answer)
@@ -67,7 +67,7 @@ def checked_tokens(answer: Any, work: PeerWork) -> list[tuple[float, int]]:
 
 
 def figures_of(work: PeerWork, tokens: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Tokens per second of what the work shows.
+    """Return the work's figures in tokens per second.
 
     Two requests; the second one's prompt is read in the step that brings the first one's second token:
 
@@ -90,7 +90,8 @@ def figures_of(work: PeerWork, tokens: Sequence[tuple[float, int]]) -> dict[str,
 _DRIVERS = Path(__file__).resolve().parent / "drivers.py"
 TWOSTROKE = Peer("twostroke", _DRIVERS, reads_any=True, engine="Twostroke")
 BEFORE = replace(TWOSTROKE, name="twostroke-before")
-"""Another version of ours, in an environment of its own; in ours it is the same one twice, which shows the scatter."""
+"""Another version of twostroke, in its own environment; in ours it is the same version twice, which shows the
+scatter."""
 PEERS = {
     peer.name: peer
     for peer in (
@@ -102,61 +103,61 @@ PEERS = {
         BEFORE,
     )
 }
-"""Engines that can be compared with, by name."""
+"""Engines to compare with, by name."""
 
 Precision = Literal["bf16", "int8", "int4"]
 
 READY = PeerWork(1, 16, 1)
-"""An engine is ready when it has answered this."""
+"""Work that shows that an engine is ready."""
 WARM_UP = (READY, PeerWork(1, 32, 4), PeerWork(8, 32, 4))
-"""What each engine does before anything counts."""
+"""Warm-up work of each engine."""
 
 _MAX_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """Which engines, what work, how long."""
+    """Engines, work and time of a comparison."""
 
     model: str = "embedded"
-    """A Hugging Face model folder, a hub id, or 'embedded', from which GGUF files are made; or a GGUF file, which every
-    engine that can read it runs as it is."""
+    """A Hugging Face model folder, a hub id, or 'embedded', which are converted to GGUF files; or a GGUF file, which
+    every engine that can read it runs unchanged."""
     peers: str = ",".join(name for name in PEERS if name != BEFORE.name)
-    """Engines to stand beside, with commas between them; twostroke-before is another version of ours."""
+    """Engines to compare with, separated by commas; twostroke-before is another version of twostroke."""
     env: tuple[str, ...] = ()
-    """NAME=INTERPRETER: the Python of the environment with a peer in it; default: our own. Can be repeated."""
+    """NAME=INTERPRETER: the Python of a peer's environment; default: our own. Can be repeated."""
     precision: Precision | None = None
     """Type of a folder's weights: bf16 (the default), int8 (peers: Q8_0) or int4 (peers: Q4_0). GGUF files keep
     theirs."""
     activation_quantization: ActivationQuantization | None = None
-    """Of twostroke, as in its settings; the peers do as they do."""
+    """Activation quantization of twostroke, as in its settings; the peers use their own."""
     threads: int | None = None
-    """Threads of every engine; default: the processors this process may use."""
+    """Threads of every engine; default: the processors that this process may use."""
     rounds: int = 3
-    """Times that each work is done by each engine in turn, A B A B."""
+    """Rounds in which each engine does each work, alternating: A B A B."""
     time_limit: float = 480.0
-    """Seconds for everything; past the first round, a work is left out of a round that would pass this."""
+    """Seconds for everything; after the first round, work that would exceed them is skipped."""
     answer_limit: float = 600.0
-    """Seconds an engine may take to load, or for one work; one that takes longer is given up."""
+    """Seconds that an engine may take to load, or for one work; then it counts as failed."""
     prefill_length: int = 512
     """Prompt tokens of the work that measures prefill."""
     prompt_length: int = 128
-    """Prompt tokens of a request of the other works."""
+    """Prompt tokens per request of the other works."""
     output_length: int = 64
-    """Output tokens of these."""
+    """Output tokens per request of the other works."""
     batch_sizes: str = "1,8,32"
-    """Requests at once, of these works."""
+    """Simultaneous requests of the other works."""
     gguf_folder: Path | None = None
-    """Where GGUF files are kept from one run to the next; default: a temporary folder."""
+    """Folder that keeps GGUF files between runs; default: a temporary folder."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
     results: Path = DEFAULT_FOLDER
-    """Where JSON and PNG go."""
+    """Folder for JSON and PNG."""
     plots: bool = True
-    """Draw a PNG beside the JSON (needs the extra 'bench')."""
+    """Draw a PNG of the result (needs the extra 'bench')."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check what needs no model."""
         text("model", self.model)
         if self.precision is not None:
             one_of("precision", self.precision, get_args(Precision))
@@ -191,17 +192,17 @@ class CompareOptions:
 
     @property
     def weights(self) -> str:
-        """Type of the weights in the engines' words: bf16, int8, int4, or gguf for a file as it is."""
+        """Type of the weights: bf16, int8, int4, or gguf for an unchanged file."""
         return "gguf" if self.is_gguf else self.precision or "bf16"
 
     @property
     def peer_names(self) -> tuple[str, ...]:
-        """In the order given, each once."""
+        """Names of the peers in the given order, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.peers.split(",") if name.strip()))
 
     @property
     def interpreters(self) -> dict[str, Path]:
-        """Of the peers that have an environment of their own."""
+        """Interpreters of the peers that have their own environment."""
         found: dict[str, Path] = {}
         for pair in self.env:
             name, _, interpreter = pair.partition("=")
@@ -216,24 +217,24 @@ class CompareOptions:
 
     @property
     def works(self) -> tuple[PeerWork, ...]:
-        """In the order they are done."""
+        """Works in the order of their execution."""
         sizes = whole_numbers("batch_sizes", self.batch_sizes, 1, 1024)
         others = (PeerWork(size, self.prompt_length, self.output_length) for size in sizes)
         return (PeerWork(1, self.prefill_length, 1), *others)
 
     @property
     def max_request_tokens(self) -> int:
-        """Prompt and output of the longest request, warm-ups included."""
+        """Prompt and output tokens of the longest request, warm-ups included."""
         return max(work.prompt_length + work.output_length for work in (*WARM_UP, *self.works))
 
     @property
     def max_num_requests(self) -> int:
-        """Most requests at once, warm-ups included."""
+        """Most simultaneous requests, warm-ups included."""
         return max(work.num_requests for work in (*WARM_UP, *self.works))
 
     @property
     def name(self) -> str:
-        """Of the files that are written."""
+        """Name of the written files."""
         activations = f"-activations-{self.activation_quantization}" if self.activation_quantization else ""
         name = Path(model_name(self.model)).name
         model = name.removesuffix(Path(name).suffix) if self.is_gguf else f"{name}-{self.weights}"
@@ -241,7 +242,7 @@ class CompareOptions:
         return f"compare-{model}{activations}{versions}"
 
     def as_json(self) -> dict[str, Any]:
-        """What a result says of them: nothing that names a place."""
+        """Return the options for a result, without any place."""
         places = ("results", "env", "gguf_folder", "plots")
         kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in places}
         return kept | {"model": model_name(self.model), "precision": self.weights}

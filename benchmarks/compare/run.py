@@ -1,13 +1,14 @@
-"""`python -m benchmarks compare`: twostroke beside other engines, in turn, on the same weights and threads.
+"""`python -m benchmarks compare`: twostroke and other engines, alternating, on the same weights and threads.
 
-What is fair and what is not, engine by engine, stands at the head of each driver (drivers.py). The rules for all:
+Each driver (drivers.py) explains what is comparable and what is not. The rules for all engines:
 
-- each runs in a process of its own, in the environment that was given; twostroke is driven the same way;
-- the same prompts as token ids, other ones in each round; greedy; each request to exactly its length; no text is made;
-- prefix caches are off; everything else is the engine's default, but for threads and the room for the work;
-- while one is measured, the processes of the others are stopped;
-- "ready after" runs from the start of the process to the first token of a short prompt, imports and loading included;
-  files are in the page cache from an earlier look at them or from making the GGUF file. Only twostroke quantizes
+- each runs in its own process, in the given environment; twostroke is driven the same way;
+- the same prompts as token ids, different ones in each round; greedy; each request to exactly its length; no text is
+  made;
+- prefix caches are off; everything else is the engine's default, except threads and the space for the workload;
+- while one engine is measured, the processes of the others are stopped;
+- "ready after" counts from the start of the process to the first token of a short prompt, including imports and
+  loading; files are in the page cache from an earlier read or from writing the GGUF file. Only twostroke quantizes
   while it loads: the GGUF files hold 8 or 4 bits already.
 """
 
@@ -51,44 +52,44 @@ from twostroke.tables import plain_table, print_table
 
 @dataclass(slots=True)
 class PeerStanding:
-    """One engine's figures, or why it has none (or no more)."""
+    """One engine's figures, or the reason why it has none (or no more)."""
 
     name: str
     about: dict[str, str] = field(default_factory=dict[str, str])
     ready_after_s: float | None = None
-    """From starting its process to the first token of a short prompt."""
+    """Seconds from the start of its process to the first token of a short prompt."""
     failure: str | None = None
     figures: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
     """Tokens per second of each round, by figure."""
     process: PeerProcess | None = None
-    """While it runs."""
+    """Process of the engine while it runs."""
     places: tuple[Path, ...] = ()
-    """What a result must not name: whose machine it was is nobody's affair."""
+    """Paths that a result must not contain, since they may identify the machine's owner."""
 
     def close(self) -> None:
-        """Ends its process."""
+        """End the engine's process."""
         if self.process is not None:
             self.process.close()
             self.process = None
 
     def add(self, round_number: int, figures: Mapping[str, float]) -> None:
-        """Puts down one work of one round."""
+        """Add the figures of one work in one round."""
         for name, value in figures.items():
             self.figures.setdefault(name, {})[round_number] = value
 
     def median(self, figure: str) -> float | None:
-        """Over rounds; None when it has not been measured."""
+        """Return the median over rounds; None if it was not measured."""
         values = self.figures.get(figure)
         return median(list(values.values())) if values else None
 
     def ratio_to(self, other: PeerStanding, figure: str) -> float | None:
-        """Median over the rounds that both took part in, each of which compares neighbours in time."""
+        """Return the median ratio over the rounds of both engines; each ratio compares neighbours in time."""
         mine, theirs = self.figures.get(figure, {}), other.figures.get(figure, {})
         ratios = [mine[round_number] / theirs[round_number] for round_number in mine.keys() & theirs.keys()]
         return median(ratios) if ratios else None
 
     def as_json(self, ours: PeerStanding) -> dict[str, Any]:
-        """For the result; a ratio above 1 is ours being faster."""
+        """Return the standing for the result; a ratio above 1 means that ours is faster."""
         return {
             "about": self.about,
             "ready_after_s": self.ready_after_s,
@@ -114,7 +115,7 @@ def figure_names(results: Mapping[str, Any]) -> list[str]:
 
 
 def print_compared(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """Medians, in brackets how many times faster ours is; and why somebody has none."""
+    """Print medians, in brackets how many times faster ours is, and the reasons for missing ones."""
     console = console or Console()
     names = figure_names(results)
     rows = plain_table(("tokens per second",), (*names, "ready after"))
@@ -140,7 +141,7 @@ def _cell(engine: str, figure: Mapping[str, Any] | None) -> str:
 
 
 def draw(figure: Any, results: Mapping[str, Any]) -> None:
-    """One plot for each figure: their scales have nothing in common."""
+    """Draw one plot per figure, since their scales differ."""
     names = figure_names(results)
     columns = max(1, -(-len(names) // 2))
     for i, name in enumerate(names):
@@ -160,7 +161,7 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
 
 @dataclass(slots=True)
 class Contest:
-    """Engines, loaded one after the other and then measured in turn."""
+    """Comparison of engines, which are loaded one after the other and then measured alternately."""
 
     options: CompareOptions
     vocab_size: int
@@ -171,15 +172,15 @@ class Contest:
 
     @property
     def standings(self) -> list[PeerStanding]:
-        """In the order in which the engines were entered."""
+        """Standings in the order in which the engines were entered."""
         return self.contestants
 
     def refuse(self, peer: Peer, why: str) -> None:
-        """Enters an engine that cannot even be started: a row that says why."""
+        """Enter an engine that cannot be started, as a row with the reason."""
         self.contestants.append(PeerStanding(peer.name, failure=why))
 
     def enter(self, peer: Peer, interpreter: Path, model: Path) -> None:
-        """Starts and warms up one engine, and stops it until its turn; a failure becomes its row."""
+        """Start and warm up one engine, and stop it until it is measured; a failure becomes its row."""
         entered = PeerStanding(peer.name, places=(model, interpreter))
         self.contestants.append(entered)
         begin_s = self.clock()
@@ -200,14 +201,14 @@ class Contest:
                     entered.ready_after_s = self.clock() - begin_s
 
     def measure(self, deadline_s: float, *, progress: bool = True) -> int:
-        """Every work, in every round, by every engine in turn.
+        """Measure every work, in every round, with every engine.
 
         Args:
-            deadline_s: by the clock; a round after the first leaves out a work that would not end before it.
-            progress: show it.
+            deadline_s: by the clock; rounds after the first skip work that would not end before it.
+            progress: show a progress bar.
 
         Returns:
-            Works that were left out of some round.
+            Number of works that were skipped in some round.
         """
         works, lasted_s, num_left_out = self.options.works, dict[PeerWork, float](), 0
         with tqdm(
@@ -235,13 +236,13 @@ class Contest:
         return num_left_out
 
     def close(self) -> None:
-        """Ends every process."""
+        """End every process."""
         for contestant in self.contestants:
             contestant.close()
 
     @contextmanager
     def _in_turn(self, contestant: PeerStanding) -> Generator[None]:
-        """Let one engine run, and stop it until its next turn; one that fails has none."""
+        """Let one engine run, then stop it; one that fails is ended."""
         if contestant.process is not None:
             contestant.process.resume()
         try:
@@ -264,7 +265,7 @@ class Contest:
         return checked_tokens(answer, work)
 
     def _prompts(self, work: PeerWork) -> list[tuple[int, ...]]:
-        """New ones each time: nobody can have seen them."""
+        """Return new prompts each time, which no cache can contain."""
         self._num_prompts_drawn += 1
         spec = SyntheticSpec(
             num_requests=work.num_requests,
@@ -277,11 +278,11 @@ class Contest:
 
 
 def run_compare(options: CompareOptions) -> BenchResult:
-    """Runs the contest, saves JSON and PNG.
+    """Run the comparison; save JSON and PNG.
 
     Raises:
         InvalidParameter: the work does not fit the model's context, or results cannot be written.
-        SetupError: the model cannot be read, or matplotlib is missing while plots are wanted.
+        SetupError: the model cannot be read, or matplotlib is missing while plots are requested.
     """
     began_s = time.monotonic()
     check_folder(options.results)
@@ -329,10 +330,10 @@ def run_compare(options: CompareOptions) -> BenchResult:
 
 
 def _model_of(peer: Peer, model: Path, weights: str, gguf_folder: Path) -> Path:
-    """Return what a peer loads: the model itself, or a GGUF file that is made from it.
+    """Return what a peer loads: the model itself, or a GGUF file made from it.
 
     Raises:
-        TwostrokeError: it cannot read a GGUF file, or none can be made.
+        TwostrokeError: the peer cannot read a GGUF file, or none can be made.
     """
     if weights == "gguf":
         if not peer.reads_gguf:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks servers`: our server beside others under the same load, in turn, A B A B.
+"""`python -m benchmarks servers`: our server and others under the same load, alternating, A B A B.
 
-Each server is started once, by its own command line, with as many threads and as much room as the command says. While
-one is asked, the processes of the others are stopped. All requests of a round are sent at once: other prompts in each
+Each server is started once, by its own command line, which also sets its threads and its memory. While one server is
+measured, the processes of the others are stopped. All requests of a round are sent at once: different prompts in each
 round, as token ids, greedy, each answer to exactly its length.
 """
 
@@ -45,32 +45,33 @@ _LAST_WORDS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersOptions:
-    """Which servers stand beside ours, and what they are asked."""
+    """Servers to compare with ours, and their load."""
 
     model: str = "embedded"
-    """What ours serves: a model folder, a GGUF file, a hub id, or 'embedded'."""
+    """Model that our server serves: a model folder, a GGUF file, a hub id, or 'embedded'."""
     server: tuple[str, ...] = ()
-    """NAME=COMMAND: the command line of another server of the same model, in which {port} stands for the port that it
-    is to listen on. Can be repeated."""
+    """NAME=COMMAND: the command line of another server of the same model, where {port} is replaced by the port to
+    listen on. Can be repeated."""
     threads: int | None = None
-    """Threads of our engine; default: the processors this process may use. The others' stand in their commands."""
+    """Threads of our engine; default: the processors that this process may use. The other servers' are in their
+    commands."""
     streams: int = 32
-    """Requests at once."""
+    """Simultaneous requests."""
     prompt_lengths: str = "uniform:32:256"
-    """Prompt tokens of the requests, as `bench serve` takes them."""
+    """Prompt tokens of the requests, in the syntax of `bench serve`."""
     output_lengths: str = "uniform:32:96"
     """Output tokens of the requests."""
     rounds: int = 3
-    """Times that each server is asked, in turn."""
+    """Rounds in which each server is measured, alternating."""
     start_limit: float = 600.0
-    """Seconds in which a server has to be ready."""
+    """Seconds in which a server must become ready."""
     seed: int = 0
-    """Of the prompts."""
+    """Seed of the prompts."""
     results: Path = DEFAULT_FOLDER
-    """Where the JSON goes."""
+    """Folder for the JSON."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check what needs no model."""
         text("model", self.model)
         whole_number("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
         for name in ("streams", "rounds"):
@@ -82,15 +83,15 @@ class ServersOptions:
 
     @property
     def name(self) -> str:
-        """Of the file that is written."""
+        """Name of the written file."""
         return f"servers-{Path(model_name(self.model)).name}"
 
     @property
     def commands(self) -> Mapping[str, list[str]]:
-        """The words of each server's command line, ours first.
+        """Words of each server's command line, ours first.
 
         Raises:
-            InvalidParameter: no NAME=COMMAND with a {port}, or a name that is given twice.
+            InvalidParameter: an entry is no NAME=COMMAND with a {port}, or its name is used twice.
         """
         threads = self.threads or Hardware.of_this_machine().cores
         words = f"serve {shlex.quote(self.model)} --port {{port}} --threads {threads} --no-enable-prefix-caching"
@@ -106,10 +107,10 @@ class ServersOptions:
 
 
 def run_servers(options: ServersOptions) -> dict[str, Any]:
-    """Start all servers, ask them in turn, and save JSON.
+    """Start all servers, measure them alternately, and save JSON.
 
     Raises:
-        SetupError: a server does not start, or fails a request: a comparison of fewer would be none.
+        SetupError: a server does not start, or fails a request, which makes the comparison invalid.
     """
     check_folder(options.results)
     vocab_size = find_model(options.model).config().vocab_size
@@ -150,7 +151,7 @@ def run_servers(options: ServersOptions) -> dict[str, Any]:
 
 
 def print_servers(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """Show each server's medians, for people."""
+    """Print each server's medians."""
     rows = plain_table(("server",), ("output tok/s", "TTFT p50 ms", "ours over it"))
     for name, rates in results["output_tok_s"].items():
         ratio = results["ratios"].get(name)
@@ -160,7 +161,7 @@ def print_servers(results: Mapping[str, Any], console: Console | None = None) ->
 
 
 def _without_folders(given: str) -> str:
-    """NAME=COMMAND with files by their names alone: a result names no place."""
+    """Return NAME=COMMAND with files by their names alone: a result contains no places."""
     name, _, command = given.partition("=")
     return f"{name}={shlex.join(Path(word).name if '/' in word else word for word in shlex.split(command))}"
 
@@ -177,7 +178,7 @@ def _drawn(options: ServersOptions, vocab_size: int, number: int) -> Workload:
 
 
 class _Server:
-    """A running server, stopped (SIGSTOP) with whatever it started while another one is asked."""
+    """A running server, stopped (SIGSTOP) with its children while another one is measured."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], port: int) -> None:
         self._name = name
@@ -186,7 +187,7 @@ class _Server:
         self._model = ""
 
     def await_ready(self, log: IO[bytes], limit_s: float) -> None:
-        """Return when it names its model; raise SetupError with its last words if it never does."""
+        """Return when the server names its model; raise SetupError with its last output if it does not in time."""
         url = f"http://127.0.0.1:{self._origin.port}/v1/models"
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s and self._process.poll() is None:
@@ -218,7 +219,7 @@ class _Server:
         return run
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and its children."""
+        """Send a signal to the server and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 

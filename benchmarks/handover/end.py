@@ -1,9 +1,9 @@
-"""One end of a hand-over in a process of its own: `python -m benchmarks.handover.end`, which ends with its stdin.
+"""One end of a hand-over in its own process: `python -m benchmarks.handover.end`, which ends with its stdin.
 
-It reads calls and writes their answers (pickled): first which end it is to be, then that end's methods.
+It reads calls and writes their answers (pickled): first the kind of end that it has to be, then that end's methods.
 
-There is no model. The lender's blocks hold bytes that are a function of their number, so that the borrower can tell
-whether it has got them; its prefill is a clock that makes one layer after the other ready.
+There is no model. The lender's blocks hold bytes that are a function of their number, so that the borrower can check
+them. The lender's prefill is a clock that makes one layer after the other ready.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from twostroke.kv_transfer.transport import Fetched, KVSource
 _GEOMETRY = KVGeometry({"model": "none"}, {}, layout_facts(LAYOUT, "none"))
 _DIGEST = b"a prompt of no model"
 _UNTOUCHED = 0xA5
-"""What the borrower's blocks hold before."""
+"""Content of the borrower's blocks before a transfer."""
 
 
 def _order(kv: KVSpec, block_size: int) -> HeadOrder:
@@ -63,12 +63,12 @@ def main() -> None:
 
 
 def block_bytes(block_id: int) -> NDArray[np.uint8]:
-    """Of one block of the lender's."""
+    """Return the bytes of one of the lender's blocks."""
     return np.frombuffer(np.random.default_rng(block_id).bytes(LAYOUT.bytes_per_block), np.uint8)
 
 
 class _Lender:
-    """A pool whose blocks are all written, and who lends them."""
+    """Lender with a pool whose blocks are all written."""
 
     def __init__(self, address: Address, num_blocks: int) -> None:
         num_bytes = num_blocks * LAYOUT.bytes_per_block
@@ -89,7 +89,7 @@ class _Lender:
         self.begun = self._lender.listen(address), epoch
 
     def lend(self, lease_id: int, block_ids: tuple[int, ...], prefill_s: float) -> tuple[float, float]:
-        """Return when all of it is complete: when it began and ended; each layer takes its share of `prefill_s`."""
+        """Lend blocks, layer by layer over `prefill_s`; return when that began and ended."""
         lender, num_blocks = self._lender, len(block_ids)
         began_s = time.monotonic()
         lender.grant(lease_id, num_blocks)
@@ -104,10 +104,10 @@ class _Lender:
 
 
 class _Borrower:
-    """A pool into which blocks are fetched."""
+    """Borrower with a pool into which blocks are fetched."""
 
     begun = None
-    """There is nothing to say of it."""
+    """Answer to its construction; a borrower has none."""
 
     def __init__(self, num_blocks: int, by_nixl: bool) -> None:
         pool = mmap.mmap(-1, num_blocks * LAYOUT.bytes_per_block, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -119,7 +119,7 @@ class _Borrower:
         self._borrower = KVBorrower(memory, _GEOMETRY, reading=BlockReading(_order), clock=time.monotonic, nixl=nixl)
 
     def borrow(self, source: KVSource, block_ids: tuple[int, ...], theirs: tuple[int, ...]) -> Borrowed:
-        """Return when it is there, and was compared with the lender's blocks."""
+        """Fetch blocks; return when they have arrived and were compared with the lender's blocks."""
         is_done, ended = threading.Event(), list[tuple[float, Fetched]]()
 
         def done(fetched: Fetched) -> None:
@@ -136,7 +136,7 @@ class _Borrower:
         return Borrowed(fetched.problem, fetched.num_bytes, began_s, ended_s, is_equal)
 
     def _looked_at(self, block_ids: Sequence[int], theirs: Sequence[int]) -> bool:
-        """Whether they are the lender's, and no other was touched; they are made as before."""
+        """Return whether the blocks equal the lender's, and no other block changed; reset them."""
         is_equal = True
         for mine, other in zip(block_ids, theirs, strict=True):
             is_equal &= bool((self._blocks[mine] == block_bytes(other)).all())

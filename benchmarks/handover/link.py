@@ -1,4 +1,4 @@
-"""Two network namespaces with a cable between them that carries so much and no more. Needs root, and Linux's ip and tc.
+"""Two network namespaces with a link of limited rate between them. Needs root, and Linux's ip and tc.
 
 ```
  twostroke-TOKEN-a                    twostroke-TOKEN-b
@@ -19,24 +19,24 @@ from dataclasses import dataclass
 from twostroke.errors import SetupError
 
 HOSTS = ("10.213.77.1", "10.213.77.2")
-"""In the namespaces alone: they mean nothing outside."""
+"""Addresses inside the namespaces; they mean nothing outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One end of the cable."""
+    """One end of the link."""
 
     namespace: str
     address: str
 
     @property
     def prefix(self) -> list[str]:
-        """In front of a command that is to run there."""
+        """Prefix for a command that runs in the namespace."""
         return ["ip", "netns", "exec", self.namespace]
 
 
 def why_no_link() -> str:
-    """What is missing on this machine; empty: nothing."""
+    """Return what is missing on this machine; empty: nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
@@ -45,10 +45,10 @@ def why_no_link() -> str:
 
 @contextlib.contextmanager
 def link(gbit_per_s: float) -> Generator[tuple[Host, Host]]:
-    """Makes it, and takes it down whatever happens.
+    """Make the link, and remove it in any case.
 
     Args:
-        gbit_per_s: that go through it in either direction, headers included.
+        gbit_per_s: rate in either direction, headers included.
 
     Raises:
         SetupError: it cannot be made here.
@@ -59,7 +59,7 @@ def link(gbit_per_s: float) -> Generator[tuple[Host, Host]]:
     with contextlib.ExitStack() as made:
         for end in ends:
             _run("ip", "netns", "add", end.namespace)
-            # takes the cable along
+            # also removes the link
             made.callback(subprocess.run, ["ip", "netns", "del", end.namespace], capture_output=True, check=False)
         devices = [f"ts{token}{name}" for name in "ab"]
         pairs = list(zip(ends, devices, strict=True))
@@ -75,13 +75,13 @@ def link(gbit_per_s: float) -> Generator[tuple[Host, Host]]:
 
 @contextlib.contextmanager
 def slow_loopback(gbit_per_s: float) -> Generator[tuple[str, ...]]:
-    """A namespace for processes of one machine, with nothing in it but a loopback that carries so much and no more.
+    """Make a namespace with only a loopback of limited rate, for processes of one machine.
 
     Args:
-        gbit_per_s: that go through it, both directions together.
+        gbit_per_s: rate, both directions together.
 
     Yields:
-        What comes in front of a command that is to run there.
+        The prefix for a command that runs there.
 
     Raises:
         SetupError: it cannot be made here.

@@ -1,4 +1,4 @@
-"""A lender and a borrower, each a process, and hand-overs between them."""
+"""A lender process and a borrower process, and hand-overs between them."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from twostroke.kv_transfer.transport import KVSource
 
 LAYER = KVSpec(num_kv_heads=8, head_dim=128)
 LAYOUT = KVLayout.of([LAYER] * 28, block_size=16, kv_format="bf16")
-"""Qwen3-0.6B's: 112 KiB a token."""
+"""KV layout of Qwen3-0.6B: 112 KiB per token."""
 _SPARE = 1.25
-"""Blocks of a pool, by those that travel: the others must stay as they are."""
+"""Blocks of a pool relative to the transferred ones; the others must not change."""
 _PATIENCE_S = 60.0
 
 
 class Borrowed(NamedTuple):
-    """A prompt that was fetched; the clock is the machine's."""
+    """A fetched prompt; the clock is the machine's."""
 
     problem: str
     num_bytes: int
     began_s: float
     ended_s: float
     is_equal: bool
-    """Every byte is the lender's, and the other blocks are as they were."""
+    """Whether every byte is the lender's, and the other blocks are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """One prompt that has gone over."""
+    """One completed hand-over."""
 
     num_bytes: int
     prefill_s: float
     transfer_s: float
-    """From the borrower's question to its belief."""
+    """Seconds from the borrower's request to its completion."""
     total_s: float
-    """From the beginning of the prefill."""
+    """Seconds from the beginning of the prefill."""
 
 
 class Pair:
-    """Both processes.
+    """Both processes of hand-overs.
 
     Args:
         lender: a process that waits for its first order.
         borrower: another.
-        address: where to lend.
-        num_blocks: that travel each time, scattered over the pools in another order on each side.
+        address: for the lender to listen on.
+        num_blocks: transferred each time, scattered over the pools in a different order on each side.
     """
 
     def __init__(self, lender: _End, borrower: _End, address: Address, num_blocks: int) -> None:
@@ -71,10 +71,10 @@ class Pair:
         borrower.receive()
 
     def hand_over(self, prefill_s: float = 0.0) -> Handover:
-        """One prompt, layer by layer while it is computed if that takes any time.
+        """Hand one prompt over, layer by layer during its prefill if `prefill_s` is above 0.
 
         Raises:
-            SetupError: it did not arrive, or not as it was.
+            SetupError: it did not arrive, or arrived changed.
         """
         self._num_leases += 1
         lend = ("lend", self._num_leases, self._theirs, prefill_s)
@@ -97,7 +97,7 @@ class Pair:
 
 
 class _End:
-    """A process of benchmarks/handover/end.py: first what it is to be, then its methods, each with an answer."""
+    """A process of benchmarks/handover/end.py: it gets its kind first, then calls of methods, each with an answer."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -111,10 +111,10 @@ class _End:
         try:
             return pickle.load(cast(IO[bytes], self._process.stdout))
         except (EOFError, pickle.UnpicklingError):
-            raise SetupError("a process of the bench has ended; what it said is above.") from None
+            raise SetupError("a process of the benchmark has ended; its output is above.") from None
 
     def end(self) -> None:
-        """It ends by itself when nobody gives orders any more."""
+        """End the process by closing its stdin."""
         with contextlib.suppress(OSError):
             cast(IO[bytes], self._process.stdin).close()
         try:
@@ -127,10 +127,10 @@ class _End:
 
 @contextlib.contextmanager
 def pair(address: Address, num_bytes: int, prefixes: tuple[Sequence[str], Sequence[str]] = ((), ())) -> Generator[Pair]:
-    """Starts both, and ends them.
+    """Start both processes, and end them.
 
     Args:
-        address: where the lender listens.
+        address: for the lender to listen on.
         num_bytes: of each hand-over, at least; whole blocks.
         prefixes: in front of the command of the lender and of the borrower.
     """
@@ -144,11 +144,11 @@ def pair(address: Address, num_bytes: int, prefixes: tuple[Sequence[str], Sequen
 
 
 def num_blocks_for(num_bytes: int) -> int:
-    """Whole blocks of at least so many bytes."""
+    """Return the whole blocks for at least so many bytes."""
     return -(-num_bytes // LAYOUT.bytes_per_block)
 
 
 def formula_bytes(num_blocks: int) -> int:
-    """K and V of all their tokens: 2 x layers x KV heads x head size x 2 bytes (bf16) for each."""
+    """Return the bytes of K and V: 2 x layers x KV heads x head size x 2 bytes (bf16) for each token."""
     num_layers = sum(len(group.layer_ids) for group in LAYOUT.groups)
     return num_blocks * LAYOUT.block_size * 2 * num_layers * LAYER.num_kv_heads * LAYER.head_dim * 2

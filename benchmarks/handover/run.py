@@ -1,10 +1,9 @@
-"""`python -m benchmarks handover`: how fast the KV of a prompt goes from one process to another, by each transport.
+"""`python -m benchmarks handover`: speed of a prompt's KV from one process to another, by each transport.
 
-No model is needed: the blocks have Qwen3-0.6B's shape, the processes, leases, frames and copies are the server's. Each
-size goes over twice in turn: when all of it is there, and layer by layer beside a prefill that takes as long as that.
-
-Beside it stands what no transport by shared memory can be faster than: one thread that copies the same blocks inside
-one process.
+No model is needed: the blocks have Qwen3-0.6B's shape; the processes, leases, frames and copies are the server's. Each
+size is transferred in two ways, alternating: after all of it is complete, and layer by layer during a prefill that
+takes as long as the transfer. For comparison, one thread copies the same blocks inside one process; no transport by
+shared memory can be faster.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from twostroke.tables import plain_table, print_table
 
 
 class Copying:
-    """Two pools of one process, all of whose pages are there.
+    """Two pools of one process, all of whose pages are mapped.
 
     Args:
-        num_blocks: to copy each time; those of the one end up in the other in reverse.
+        num_blocks: to copy each time; those of one pool end up in the other in reverse order.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._pairs = list(zip(_pool(num_blocks)[::-1], _pool(num_blocks), strict=True))
-        self.seconds()  # the first finds no page
+        self.seconds()  # the first copy has page faults
 
     def seconds(self) -> float:
-        """Of one time."""
+        """Copy the blocks once; return the seconds."""
         began_s = time.perf_counter()
         for ours, theirs in self._pairs:
             ours[:] = theirs
@@ -62,35 +61,34 @@ def _pool(num_blocks: int) -> NDArray[np.uint8]:
 
 TRANSPORTS = ("shm", "tcp")
 NIXL = "nixl"
-"""An extra, so it is measured where it is asked for."""
+"""Transport that is an optional extra, so it is measured on request only."""
 LINK = "link"
-"""TCP over it."""
+"""TCP over a link of limited rate."""
 MEGABYTE = 1_000_000
 _MOST_MEGABYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoverOptions:
-    """What goes over, how, and where the result goes."""
+    """Transfers to measure, and the result's place."""
 
     megabytes: tuple[int, ...] = (33, 256)
-    """Of each hand-over, in millions of bytes, rounded up to whole blocks; give it several times."""
+    """Size of each hand-over, in millions of bytes, rounded up to whole blocks. Can be repeated."""
     transports: tuple[str, ...] = TRANSPORTS
-    """shm: memory that both processes map; tcp: over the loopback; nixl: read by NIXL in the way that it finds best
-    (UCX_TLS names others). Give it several times."""
+    """Transports: shm is memory that both processes map; tcp goes over the loopback; nixl is read by NIXL in the way
+    that it finds best (UCX_TLS names others). Can be repeated."""
     netns: bool = False
-    """Also by TCP between two network namespaces with a link between them; needs root, and Linux's ip and tc."""
+    """Measure also TCP between two network namespaces with a link between them; needs root, and Linux's ip and tc."""
     link_gbit_per_s: float = 1.0
-    """Of that link, headers included."""
+    """Rate of that link, headers included."""
     repeats: int = 9
-    """Of each way, in turn; medians count."""
+    """Repetitions of each way, alternating; results are medians."""
     name: str = "handover"
-    """Of the file that is written."""
+    """Name of the written file."""
     results: Path = DEFAULT_FOLDER
-    """Where it goes."""
+    """Folder for the result."""
 
     def __post_init__(self) -> None:
-        """Checks."""
         for transport in self.transports:
             one_of("transports", transport, (*TRANSPORTS, NIXL))
         for megabytes in self.megabytes:
@@ -102,11 +100,11 @@ class HandoverOptions:
 
 
 def run_handover(options: HandoverOptions) -> BenchResult:
-    """Measures, saves, and returns what was found.
+    """Measure all transfers, save and return the result.
 
     Raises:
-        SetupError: no link between namespaces can be made here; NIXL is not installed; a hand-over failed, or brought
-            other bytes.
+        SetupError: no link between namespaces can be made here; NIXL is not installed; a hand-over failed, or changed
+            the bytes.
     """
     check_folder(options.results)
     if NIXL in options.transports:
@@ -153,7 +151,7 @@ def _pair(transport: str, num_bytes: int, gbit_per_s: float) -> Generator[Pair]:
 
 
 def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
-    """Whole and layer by layer in turn, so that an hour's noise meets both."""
+    """Measure whole and layer-by-layer transfers alternately, so that noise affects both."""
     first = both.hand_over()
     wholes, layered, ratios, copies_s = list[Handover](), list[Handover](), list[float](), list[float]()
     copying = Copying(num_blocks)
@@ -188,7 +186,7 @@ def _measure(both: Pair, num_blocks: int, repeats: int) -> dict[str, Any]:
 
 
 def print_handover(found: Mapping[str, Any], console: Console | None = None) -> None:
-    """What was measured."""
+    """Print the measurements."""
     figures = ("bytes", "exact", "first ms", "ms", "GB/s", "of one copy", "of link", "layer-wise")
     table = plain_table(("transport",), figures)
     for row in found["handovers"]:

@@ -1,1 +1,1 @@
-"""Requests that mean harm: what is wrong with them, and what they do to a server."""
+"""Hostile requests and files, and their effect on a server."""

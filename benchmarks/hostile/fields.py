@@ -1,6 +1,6 @@
-"""Every field of every route that takes a text or a list, found in the published schema, and a body around each.
+"""Fields of every route that take a string or a list, found in the published schema, and a request body for each.
 
-And JSON values of one size to put there, each of another type: at least one is wrong for any field.
+And JSON values of one size and different types for these fields: at least one is wrong for any field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 Schema = Mapping[str, Any]
 Build = Callable[[Any], Any]
-"""Puts a value into a body."""
+"""Function that puts a value into a body."""
 
 _TEXT: Schema = {"type": "string"}
 
@@ -47,7 +47,7 @@ _CONVERSATION = _list_of(
         tool_calls=_list_of(_object_of("function", id=_TEXT, function=_FUNCTION)),
     )
 )
-"""What the schema says nothing of: messages go to the model's template as they came."""
+"""Schema of messages, which the published one leaves open because they go to the model's template unchanged."""
 _CHATS = frozenset({"/v1/chat/completions", "/tokenize"})
 _MARK = object()
 
@@ -58,13 +58,13 @@ class Field:
 
     route: str
     path: str
-    """As errors name it: messages.0.content."""
+    """Path of the field in errors: messages.0.content."""
     kinds: frozenset[str]
     """JSON types that it takes."""
     item_kinds: frozenset[str]
-    """Of the elements of its list, where it takes one."""
+    """JSON types of its elements, if it takes a list."""
     build: Build
-    """Returns a body that is right but for the field's value."""
+    """Function that returns a body that is valid except for the field's value."""
 
     def __str__(self) -> str:
         return f"{self.route} {self.path}"
@@ -78,7 +78,7 @@ def fields_of(schema: Schema) -> list[Field]:
     """Return the fields of all routes that take a body, each once.
 
     Args:
-        schema: OpenAPI's, as the server publishes it.
+        schema: OpenAPI schema that the server publishes.
     """
     found: dict[tuple[str, str], Field] = {}
     for route, operations in schema["paths"].items():
@@ -92,7 +92,7 @@ def fields_of(schema: Schema) -> list[Field]:
 
 
 class _Walk:
-    """Through the schema of one route."""
+    """Walk through the schema of one route."""
 
     def __init__(self, schema: Schema, route: str) -> None:
         self._schema = schema
@@ -121,7 +121,7 @@ class _Walk:
         return frozenset(str(option.get("type", "any")) for option in options)
 
     def _options(self, node: Schema) -> Iterator[Schema]:
-        """Yield what a value may be, each by itself."""
+        """Yield each alternative of a value's schema."""
         if "$ref" in node:
             place: Any = self._schema
             for part in str(node["$ref"]).removeprefix("#/").split("/"):
@@ -140,7 +140,7 @@ class _Walk:
         return members
 
     def _sample(self, node: Schema) -> Any:
-        """Return a small value that is right."""
+        """Return a small valid value."""
         option = next(self._options(node))
         if "const" in option:
             return option["const"]
@@ -164,7 +164,7 @@ class _Walk:
 
 
 def _written(value: Any, mark: bytes) -> bytes:
-    """Return a value as JSON, with `mark` where _MARK stands."""
+    """Return a value as JSON, with `mark` in place of _MARK."""
     if value is _MARK:
         return mark
     if isinstance(value, dict):
@@ -216,7 +216,7 @@ VALUES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
     "text": ("string", lambda size: b'"%b"' % (b"a" * size)),
     "escapes": ("string", lambda size: b'"%b"' % (b"\\u0041" * (size // 6))),
 }
-"""Name to the JSON type, and what makes one of so many bytes."""
+"""JSON type and a function that makes a value of a given size, by name."""
 
 _ELEMENTS: Mapping[str, frozenset[str]] = {
     "numbers": frozenset({"number"}),
@@ -228,16 +228,16 @@ _ELEMENTS: Mapping[str, frozenset[str]] = {
     "nulls": frozenset({"null"}),
     "switches": frozenset({"boolean"}),
 }
-"""JSON types of the elements, where they have one."""
+"""JSON types of a value's elements, if it has elements."""
 
 
 def wrong_for(field: Field) -> list[str]:
-    """Return the names of values that are wrong for a field, or that are right as a whole and wrong within."""
+    """Return the names of values that are wrong for a field, or whose elements may be wrong."""
     return [name for name, (kind, _) in VALUES.items() if kind == "array" or kind not in field.kinds]
 
 
 def is_right_within(field: Field, name: str) -> bool:
-    """Return whether a field takes the elements of a value, though not so many; or whether it takes any."""
+    """Return whether a field takes the elements of a value, though fewer of them, or takes any elements."""
     kinds = field.item_kinds if "array" in field.kinds else frozenset[str]()
     return "any" in kinds or bool(kinds & _ELEMENTS.get(name, frozenset()))
 

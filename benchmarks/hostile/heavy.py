@@ -1,7 +1,7 @@
-"""Requests that mean harm by their size.
+"""Hostile requests by size.
 
-heavy         as large as they may be, some a little larger: each parameter that takes much, once
-many parts    very many small parts, in every place that takes some: each costs little, and all together much
+heavy         as large as allowed, some a little larger: each large parameter once
+many parts    very many small parts, in every place that takes some: each costs little, all together cost much
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _CHAT: dict[str, Any] = {"messages": [_USER], "max_tokens": 1}
 
 
 def heavy_requests(max_model_len: int, divisor: int = 1) -> Iterator[Heavy]:
-    """Yield the requests.
+    """Yield the heavy requests.
 
     Args:
         max_model_len: of the server.
-        divisor: how many times smaller each is.
+        divisor: factor by which each is smaller.
     """
     return ((name, route, json.dumps(body).encode()) for name, route, body in _bodies(max_model_len, divisor))
 
 
 def long_texts(num_bytes: int) -> Iterator[Heavy]:
-    """Yield requests with a text that no context holds, whose tokens are counted, cut, or sent back."""
+    """Yield requests with a text longer than any context, whose tokens are counted, truncated, or returned."""
     for kind, text in ("digits", "7" * num_bytes), ("words", "some words " * (num_bytes // 11)):
         messages = [{"role": "user", "content": text}]
         bodies: dict[str, tuple[str, dict[str, Any]]] = {
@@ -116,10 +116,10 @@ _RIGHT: dict[str, dict[str, Any]] = {
 
 
 def many_parts(divisor: int = 1) -> Iterator[Heavy]:
-    """Yield the requests.
+    """Yield the requests with many parts.
 
     Args:
-        divisor: how many times fewer parts each has.
+        divisor: factor by which each has fewer parts.
     """
     fields = ",".join(f'"k{i}":1' for i in range(_FIELDS // divisor))
     lists = ",".join(["[]"] * (_LISTS // divisor))
@@ -136,7 +136,7 @@ def many_parts(divisor: int = 1) -> Iterator[Heavy]:
 
 
 def _within(divisor: int, fields: str, lists: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield bodies with many parts at places of their own."""
+    """Yield bodies with many parts in special places."""
     few = {f"k{i}": 1 for i in range(_FIELDS // 2 // divisor)}
     chat, message, item = "/v1/chat/completions", {"max_tokens": 1}, {"max_output_tokens": 16}
     for name, text in (("lists", f'{{"a":[{lists}]}}'), ("fields", f"{{{fields}}}"), ("no object", f"[{lists}]")):

@@ -1,8 +1,8 @@
 """Seeded mutations of files: of bytes, of JSON values, and of templates.
 
-bytes       bits flipped, sizes made huge, pieces cut out, doubled, put in
+bytes       bits flipped, sizes made huge, pieces cut out, doubled, inserted
 JSON        a value replaced by one of another type or size, a key dropped, renamed or doubled
-templates   an operator exchanged, a number made large, a hostile expression put in, a piece in a loop
+templates   an operator exchanged, a number made large, a hostile expression inserted, a piece in a loop
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, cast
 
 MOST_EDITS = 4
-"""Of one mutation."""
+"""Most changes of one mutation."""
 _SIZES = (0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 """Numbers at which sizes and offsets overflow."""
 _DEEP = "nested deeper than a parser goes"
@@ -27,8 +27,8 @@ def mutated_bytes(content: bytes, random: Random, *, first: int | None = None) -
 
     Args:
         content: of the file.
-        random: decides on the changes.
-        first: nine of ten changes are among so many bytes, for files whose head is small beside what follows.
+        random: source of the changes.
+        first: nine of ten changes are in the first so many bytes, for files whose head is small compared with the rest.
     """
     found = bytearray(content)
     for _ in range(random.randint(1, MOST_EDITS)):
@@ -49,7 +49,7 @@ def mutated_bytes(content: bytes, random: Random, *, first: int | None = None) -
             case 5:
                 found[place : place + 8] = random.randbytes(8)
             case _:
-                if random.random() < 0.3:  # what is cut off hides all other changes behind it
+                if random.random() < 0.3:  # a cut removes all changes after it
                     del found[place:]
     return bytes(found)
 
@@ -64,7 +64,7 @@ def mutated_json(value: Any, random: Random) -> str:
 
 
 def _place(holder: list[Any], random: Random) -> tuple[Any, Any]:
-    """A list or object, and the index or key of something in it; deep places are as likely as shallow ones."""
+    """Return a list or object with an index or key of one of its values; deep places are as likely as shallow ones."""
     parent, key = cast(Any, holder), cast(Any, 0)
     while isinstance(parent[key], (dict, list)) and parent[key] and random.random() < 0.8:
         parent = parent[key]
@@ -165,7 +165,7 @@ HOSTILE_EXPRESSIONS = (
     "{{ [" * 90 + "1" + "] }}" * 90,
     "{% if 1 %}" * 90 + "{% endif %}" * 90,
 )
-"""Each takes too long, too much memory, or is none at all."""
+"""Expressions that take too long, take too much memory, or are invalid."""
 _OPERATORS = re.compile(r" (\+|-|\*|~|%|/|==|in|and|or) ")
 _NUMBERS = re.compile(r"\b\d+\b")
 _FILTERS = re.compile(r"\| ?\w+")
@@ -201,7 +201,7 @@ def mutated_template(source: str, random: Random) -> str:
 
 
 def _with_one(pattern: re.Pattern[str], new: str, source: str, random: Random) -> str:
-    """The text with one of the matches replaced; without one as it is."""
+    """Return the text with one of the matches replaced; unchanged without a match."""
     found = list(pattern.finditer(source))
     if not found:
         return source
@@ -210,7 +210,7 @@ def _with_one(pattern: re.Pattern[str], new: str, source: str, random: Random) -
 
 
 def _put_in(piece: str, source: str, random: Random) -> str:
-    """Before a tag, at the beginning, or at the end."""
+    """Return the source with a piece inserted before a tag, at the beginning, or at the end."""
     places = [0, len(source), *(match.start() for match in _TAGS.finditer(source))]
     place = random.choice(places)
     return source[:place] + piece + source[place:]

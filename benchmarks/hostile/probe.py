@@ -1,4 +1,4 @@
-"""What a request does to a server while it is there: how long nobody else is answered, and how much memory it takes."""
+"""Effect of a request on a server: how long other clients wait for an answer, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_b
 _EVERY_S = 0.002
 _PATIENCE_S = 120.0
 _WAIT_S = 0.005
-"""Before and behind a request, so that a probe is under way when it begins and when it ends."""
+"""Pause before and after a request, so that a probe is running when it begins and when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Of one request, or of several."""
+    """Effect of one request, or of several."""
 
     status: int
-    """Of the answer."""
+    """HTTP status of the answer."""
     held_s: float
-    """The longest time that another client waited for an answer of /health meanwhile."""
+    """Longest time that another client waited for an answer of /health meanwhile."""
     parse_s: float
-    """That this process takes to parse the body as JSON, or to find that it is none."""
+    """Seconds that this process takes to parse the body as JSON, or to find it invalid."""
     grown_bytes: int
-    """By how much the server's process was larger at most than before."""
+    """Growth of the server process's memory to its peak, in bytes."""
     body_bytes: int
 
     @property
     def beyond_parsing_s(self) -> float:
-        """Held beyond the time for the body's JSON."""
+        """Wait beyond the time for parsing the body's JSON."""
         return max(0.0, self.held_s - self.parse_s)
 
     @property
@@ -47,7 +47,7 @@ class Effect:
 
 
 class Probe:
-    """Asks a server for its health again and again, from a thread.
+    """Thread that requests a server's /health continuously.
 
     Args:
         server: on this machine.
@@ -61,11 +61,11 @@ class Probe:
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._parse_s: dict[str, float] = {}
-        """By kind of body."""
+        """Seconds to parse a body, by kind of body."""
 
     @contextlib.contextmanager
     def running(self) -> Generator[Probe]:
-        """Ask while the block runs."""
+        """Run the probe during the block."""
         self._thread.start()
         try:
             yield self
@@ -74,7 +74,7 @@ class Probe:
             self._thread.join(_PATIENCE_S)
 
     def effect_of(self, route: str, body: bytes, kind: str) -> Effect:
-        """Send a body to a route, and say what that did; bodies of one kind take as long to parse."""
+        """Send a body to a route and return the effect; bodies of one kind take equally long to parse."""
         if kind not in self._parse_s:
             self._parse_s[kind] = _parse_s(body)
         reset_peak(self._server.pid)
@@ -88,7 +88,7 @@ class Probe:
         )
 
     def _held_s(self) -> float:
-        """Return the longest wait, the one that goes on included."""
+        """Return the longest wait, including the current one."""
         asked_s = self._asked_s
         return max(self._longest_s, 0.0 if asked_s is None else time.perf_counter() - asked_s)
 

@@ -1,4 +1,4 @@
-"""Small sound files of every kind that comes from elsewhere: what mutations begin with."""
+"""Small valid files of every external kind, as the basis of mutations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CHATML = """{%- if tools %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
-"""In the manner of Qwen3's."""
+"""Chat template like Qwen3's."""
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 260,
@@ -63,7 +63,7 @@ _SHAPE: dict[str, Any] = {
 
 
 def write_folder(folder: Path) -> Path:
-    """Write a model as Hugging Face lays it out, in two weight files with an index."""
+    """Write a model in Hugging Face's layout, in two weight files with an index."""
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_SHAPE, "eos_token_id": 257}
     config |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "torch_dtype": "float32", "hidden_act": "silu"}
     _write_json(folder / "config.json", config)
@@ -98,7 +98,7 @@ def write_folder(folder: Path) -> Path:
 
 
 def write_gguf(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> Path:
-    """Write the same model as a GGUF file, with other values where `changes` has them."""
+    """Write the same model as a GGUF file, with other values from `changes`."""
     texts = list(_vocabulary())
     texts += ["<|end|>", "<|im_start|>", "<|im_end|>"]
     values: dict[str, Any] = {
@@ -136,7 +136,7 @@ def gguf_bytes(values: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[np.f
     """Return a GGUF file with float32 tensors.
 
     Args:
-        values: texts, whole numbers (u32), numbers (f32), flags, and lists of texts or whole numbers.
+        values: strings, whole numbers (u32), numbers (f32), booleans, and lists of strings or whole numbers.
         tensors: outermost dimension first.
     """
     head = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)))
@@ -173,7 +173,7 @@ def _value(value: Any) -> bytes:
 
 
 def _vocabulary() -> dict[str, int]:
-    """The 256 bytes, and one token of two."""
+    """Return the 256 bytes, and one token of two."""
     return {text: i for i, text in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"])}
 
 

@@ -1,4 +1,4 @@
-"""The tables, in Markdown, between two marks of a page."""
+"""The tables in Markdown, between two marks of a page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OLD = "†"
 
 
 class Sources:
-    """The results of a folder, and the commits and machines of those that were shown."""
+    """Results of a folder, and the commits and machines of those that were shown."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,7 +57,7 @@ class Sources:
         """Return a result's commit and processor, and a mark if today's operators are newer.
 
         Args:
-            result: that the row shows.
+            result: result of the row.
             is_counted: whether its figures are counts, which no operator changes.
         """
         commit = f"`{result.commit[:7]}`{' (changed)' if result.dirty else ''}"
@@ -69,7 +69,7 @@ class Sources:
 
     @property
     def lines(self) -> list[str]:
-        """Return a line for each machine with its commits, and one that explains the mark."""
+        """Lines for each machine with its commits, and one that explains the mark."""
         lines = [f"- {machine}: {', '.join(commits)}" for machine, commits in self._machines.items()]
         if self._has_old:
             dates = f"{OPERATORS_SINCE[:10]}, and for GGUF files of {GGUF_SINCE[:10]}"
@@ -79,7 +79,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The rows of the three tables."""
+    """Rows of the three tables."""
 
     rows: Sequence[TableRow] = ROWS
     compared: Sequence[tuple[str, str]] = COMPARED
@@ -107,18 +107,18 @@ def render(folder: Path, tables: Tables | None = None) -> str:
 
 
 IN_SHORT = ("decode, batch 1", "prefill 512", "end to end, batch 32")
-"""The works that the short table has of each model."""
+"""Workloads in the short table."""
 
 _IN_SHORT = """Each cell has three figures: {works}. Ours are tokens per
 second; the others say how many times faster ours is. A **bold** one is a loss. A dash or empty cell: not measured."""
 
 
 def render_short(folder: Path, compared: Sequence[tuple[str, str]] = COMPARED) -> str:
-    """Return the table of the README: every comparison, a line each.
+    """Return the README's table, with a line for each comparison.
 
     Args:
         folder: of results.
-        compared: the models, and the results of their comparisons.
+        compared: models, and the names of their comparisons' results.
     """
     sources = Sources(folder)
     lines = [_line("model", "ours", *PEERS, _SOURCE), f"|---|---|{'---|' * (len(PEERS) + 1)}"]
@@ -207,7 +207,7 @@ def _beside(peer: Mapping[str, Any] | None, work: str) -> str:
 
 
 def _in_short(engine: Mapping[str, Any] | None, told: Callable[[Mapping[str, Any]], str]) -> str:
-    """Return what is told of each work of the short table; empty for an engine without any of them."""
+    """Return the figures of an engine's workloads in the short table; empty if it has none of them."""
     figures = {} if engine is None else engine["figures"]
     parts = [told(figures[work]) if work in figures else "-" for work in IN_SHORT]
     return " / ".join(parts) if any(work in figures for work in IN_SHORT) else ""

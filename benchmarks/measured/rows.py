@@ -1,4 +1,4 @@
-"""The rows of the tables. A new row is a line here and a JSON under benchmarks/results.
+"""Rows of the tables. A new row needs a line here and a JSON under benchmarks/results.
 
 A figure of a saved result is its place in the JSON and its format.
 """
@@ -63,7 +63,7 @@ def tokens_per_s(result: BenchResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A line of a table: what was measured, in which result, and which of its figures."""
+    """A line of a table: a description, a result, and some of its figures."""
 
     what: str
     result: str
@@ -81,16 +81,17 @@ def claims_row(what: str, result: str, *claims: str, form: str = "{:.2f}", is_co
 
 
 OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
-"""When a processor's default operators last became faster or slower (commit 908b61da). Such a change moves it."""
+"""Date of the last change of a processor's default operators in speed (commit 908b61da). Each such change updates
+it."""
 GGUF_SINCE = "2026-11-28T11:20:00+00:00"
-"""When the operators of GGUF files last became faster or slower: their activations became float32 (commit f1d01024)."""
+"""Date of the last change of GGUF files' operators in speed: their activations became float32 (commit f1d01024)."""
 
 
 def operators_of(result: BenchResult) -> str:
-    """Return the operators that a result was measured with, and the level of the native ones where it says so.
+    """Return the operators that a result was measured with, and the level of the native ones if it is recorded.
 
     Reproductions record them since `benchmarks table` exists. Loads have the setting `kernels` since native kernels
-    exist: a load without it used torch's operators. What started an engine often saved what the engine said.
+    exist: a load without it used torch's operators. Benchmarks that start an engine often save its startup lines.
     """
     config = result.config
     if "kernels" in config:
@@ -114,13 +115,13 @@ def is_old(result: BenchResult) -> bool:
 
 
 def _model_of(result: BenchResult) -> str:
-    """Return the model that a result was measured with, or nothing where it does not say."""
+    """Return the model that a result was measured with; empty if it is not recorded."""
     load: Any = result.config.get("load", {})
     return str(result.config.get("model") or load.get("model") or "")
 
 
 def _said_at_start(result: BenchResult) -> str:
-    """Return the lines that our engine logged when it started."""
+    """Return the startup lines of our engine."""
     lines: Any = result.results.get("startup", ())
     engines: Mapping[str, Any] = result.results.get("engines", {})
     about = engines.get("twostroke", {}).get("about", {})
@@ -271,7 +272,8 @@ QUALITY: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Qwen2.5-Coder-1.5B, Q4_K_M", ("quality-qwen-coder", "quality-kv-qwen-coder")),
     ("Gemma 3 270M, Q4_K_M", ("quality-gemma3-270m", "quality-kv-gemma3-270m")),
 )
-"""Rows of the third table: models, and results of `bench quality`; what a later one measured again is taken from it."""
+"""Rows of the third table: models, and results of `bench quality`; if two results have a figure, the later one
+counts."""
 
 QUALITY_ROWS: tuple[tuple[str, str], ...] = (
     ("base", "ours"),

@@ -1,1 +1,1 @@
-"""How much of the package a plain request runs through."""
+"""Size of the code that a plain request runs through."""

@@ -1,6 +1,6 @@
 """Functions, files and lines of code that a plain chat request and a plain `LLM.generate` run through, by tracing.
 
-Each is warm: the same request was answered before. What an idle server runs anyhow is not counted.
+Each is warm: the same request was answered before. Code that an idle server runs anyway is not counted.
 
 Lines of code of functions: docstrings, comments and blank lines are not counted, nor functions within functions.
 """
@@ -61,11 +61,11 @@ class PathSize:
 
 
 def size_of(seen: Iterable[str]) -> PathSize:
-    """Return the size of the functions that were seen.
+    """Return the size of the traced functions.
 
     Args:
         seen: FILE:LINE:NAME of each, as sitecustomize.py writes them. Lambdas and comprehensions belong to the function
-            around them, and the body of a module to nobody.
+            around them; the body of a module is not counted.
     """
     lines: dict[str, int] = {}
     functions: set[tuple[str, int]] = set()
@@ -128,7 +128,7 @@ with LLM("embedded", threads=1) as llm:
 
 
 def measure_generate() -> PathSize:
-    """Return what an offline call runs through."""
+    """Return the size of an offline call."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seen"
         subprocess.run([sys.executable, "-c", _GENERATE], env=_environment(out), check=True, stdout=subprocess.DEVNULL)
@@ -136,7 +136,7 @@ def measure_generate() -> PathSize:
 
 
 def measure_chat() -> PathSize:
-    """Return what a streamed chat request runs through, in the HTTP process and the engine's."""
+    """Return the size of a streamed chat request, in the HTTP process and the engine's."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seen"
         with local_server("embedded", {"threads": 1}, _environment(out)) as server:
@@ -146,7 +146,7 @@ def measure_chat() -> PathSize:
             time.sleep(2)
             idle = _collect(out, processes)
             runs: list[set[str]] = []
-            for _ in range(2):  # what only one of two alike ran through is the machine's: somebody came late
+            for _ in range(2):  # code that only one of two equal requests ran is an accident of timing
                 _chat(server)
                 runs.append(_collect(out, processes))
             return size_of(set.intersection(*runs) - idle)
@@ -163,22 +163,22 @@ def _chat(server: LocalServer) -> None:
 
 
 def _collect(out: Path, processes: list[int]) -> set[str]:
-    """Return what the processes have run since the last time."""
-    time.sleep(1)  # what follows an answer belongs to it
+    """Return the functions that the processes have run since the last time."""
+    time.sleep(1)  # work after an answer belongs to the request
     for pid in processes:
         os.kill(pid, signal.SIGUSR2)
     until_s = time.monotonic() + _PATIENCE_S
     files = [out.with_name(f"{out.name}.{pid}") for pid in processes]
     while not all(file.exists() for file in files):
         if time.monotonic() > until_s:
-            raise AssertionError("a process does not say what it has run")
+            raise AssertionError("a process did not write what it has run")
         time.sleep(0.1)
-    time.sleep(0.5)  # they are written whole by then
+    time.sleep(0.5)  # time for the files to be written completely
     return set(_read(out))
 
 
 def _read(out: Path) -> list[str]:
-    """Return the entries of all processes; their files are removed."""
+    """Return the entries of all processes, and remove their files."""
     found: list[str] = []
     for file in sorted(out.parent.glob(f"{out.name}.*")):
         found += file.read_text(encoding="utf-8").split("\n")
@@ -187,14 +187,14 @@ def _read(out: Path) -> list[str]:
 
 
 def _catches_signal(pid: int) -> bool:
-    """Whether the process has a handler of SIGUSR2: it would end without."""
+    """Return whether the process has a handler of SIGUSR2; without one the signal would end it."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
     return bool(int(caught.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
 
 
 COMMITTED = Path(__file__).parent / "committed.json"
-"""The figures that a change may not pass without changing them, too."""
+"""Committed figures; a change that exceeds them has to change this file, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +202,13 @@ class PathOptions:
     """Flags of `python -m benchmarks path`."""
 
     write: bool = False
-    """Commit these: write them to benchmarks/path/committed.json."""
+    """Write the figures to benchmarks/path/committed.json, to commit them."""
     files: bool = False
-    """Also print each file, with the lines that run."""
+    """Print each file, too, with the lines that run."""
 
 
 def run_path(options: PathOptions) -> bool:
-    """Measure both paths and print them beside the committed figures.
+    """Measure both paths and print them with the committed figures.
 
     Returns:
         Whether neither is longer than committed.

@@ -1,6 +1,6 @@
-"""Imported by each Python that has this folder on its path: notes which functions of the package are called.
+"""Tracer of the package's functions, imported by each Python that has this folder on its path.
 
-The functions seen since the last signal are written to REQUEST_PATH.PID, one a line, when SIGUSR2 comes.
+On SIGUSR2, the functions called since the last signal are written to REQUEST_PATH.PID, one per line.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Engines behind EngineClient, one process or pools, under the same requests."""
+"""Engines, as one process or pools, compared under the same requests through EngineClient."""

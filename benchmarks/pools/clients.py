@@ -1,4 +1,4 @@
-"""Requests at an EngineClient, each at its time, all in one loop: when their tokens came."""
+"""Requests to an EngineClient at given times, all in one loop, and the times of their tokens."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ async def started(
     placer: Placer | None = None,
     prefix: tuple[str, ...] = (),
 ) -> AsyncGenerator[Engine]:
-    """An engine that takes requests.
+    """Start an engine, and close it at the end.
 
     Args:
         config: of each process.
-        pools: how many there are; None: one does everything.
+        pools: sizes of the pools; None: one process does everything.
         placer: instead of the router.
         prefix: in front of the command that starts a process.
     """
@@ -54,7 +54,7 @@ async def started(
 
 
 async def answer_all(engine: Engine, workload: Workload) -> list[RequestTimes]:
-    """Asks every request when it arrives, and returns when all have ended; times count from the start."""
+    """Send every request when it arrives, and return when all have ended; times count from the start."""
     began_s = engine.now_s()
     return await asyncio.gather(
         *(_answer(engine, f"r{i}-{began_s}", request, began_s) for i, request in enumerate(workload.requests))
@@ -80,7 +80,7 @@ def asked(engine: Engine, name: str, prompt: Prompt, params: SamplingParams, arr
 
 
 async def outputs_of(stream: OutputStream) -> AsyncGenerator[list[RequestOutput]]:
-    """Yield what a stream has got whenever there is something, until its request has ended."""
+    """Yield a stream's outputs whenever there are some, until its request has ended."""
     wake = asyncio.Event()
     stream.listen(wake.set)
     while True:

@@ -1,8 +1,8 @@
-"""Work that takes what the others leave: what they notice of it, and how much of the idle time it makes use of.
+"""Background work: its effect on interactive requests, and the share of the idle time that it uses.
 
-alone       interactive requests, at a load that leaves the engine idle for a part of the time
-beside      the same at the same times, and more background work than the idle time can take
-all of it   the background's requests as if they were interactive: what an engine makes of them by themselves
+alone       interactive requests, at a load that leaves the engine idle for part of the time
+beside      the same requests at the same times, and more background work than the idle time can take
+all of it   the background requests as if they were interactive: the engine's throughput with them alone
 
 share = background tokens until the last interactive arrival / (tokens a second of all of it x idle seconds alone)
 """
@@ -25,7 +25,7 @@ from twostroke.served_run import Run, ServedRequest
 
 SLOTS = 24
 BUSY = 0.4
-"""Of the time, with interactive requests alone."""
+"""Busy share of the time, with interactive requests alone."""
 OUTPUTS = 16
 """Tokens of an interactive answer."""
 BACKGROUND = (64, 48)
@@ -35,7 +35,7 @@ _DRAWN = ("ttft_p99_s ratio", "itl_p99_s ratio", "share")
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Measures all three, round by round."""
+    """Measure all three, round by round."""
     context = find_model(options.model).config().max_context
     prompt = min(1024, context - OUTPUTS) if options.full else 256
     count, rounds = (40, 5) if options.full else (6, 1)
@@ -46,7 +46,9 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     predicted: list[dict[str, float]] = []
     seen: dict[str, list[ServedRequest]] = {"alone": [], "beside": []}
     for _ in range(rounds):
-        every_s = _every_s(options, config, prompt, step_times)  # a machine's clock moves: the load is that of the hour
+        every_s = _every_s(
+            options, config, prompt, step_times
+        )  # a machine's clock varies: set the load for the current speed
         interactive = with_arrivals(
             options.of_lengths([(prompt, OUTPUTS)] * count),
             [i * every_s for i in range(count)],
@@ -55,7 +57,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         found.append(measured | {"every_s": every_s})
         predicted.append(guessed)
     middle, guess = medians(found), medians(predicted)
-    # a round has few samples behind its 99th percentile, and this machine's hiccups are among them: all rounds together
+    # a round has few samples beyond its 99th percentile, some of them outliers: take all rounds together
     was, is_now = _latencies(seen["alone"]), _latencies(seen["beside"])
     middle |= was | {f"{key} ratio": value / was[key] for key, value in is_now.items()}
     claims = (
@@ -91,7 +93,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _every_s(options: ReproduceOptions, config: SchedulerConfig, prompt: int, step_times: StepTimeModel) -> float:
-    """Between two requests, for the load that is wanted."""
+    """Return the seconds between two requests for the wanted load."""
     few = options.of_lengths([(prompt, OUTPUTS)] * 4)
     measured, _ = serve_and_simulate(options, replace(config, max_num_seqs=1), few, step_times)
     return measured.duration_s / len(few) / BUSY
@@ -105,7 +107,7 @@ def _round(
     step_times: StepTimeModel,
     seen: dict[str, list[ServedRequest]],
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """As measured, and as predicted; latencies as measured go to those of all rounds, too."""
+    """Return measured and predicted figures; add the measured latencies to those of all rounds."""
     some = options.of_lengths([BACKGROUND] * (4 * SLOTS), seed=1)
     most = serve_and_simulate(options, config, some, step_times)
     alone = serve_and_simulate(options, config, interactive, step_times)
@@ -129,7 +131,7 @@ def _round(
 
 
 def _idle_s(alone: Run, interactive: Workload, last_s: float) -> float:
-    """Until the last arrival; every request but the last keeps the engine busy for as long."""
+    """Return the idle seconds until the last arrival; all requests keep the engine busy for equally long."""
     busy_s = sum(step.wall_s for step in alone.steps)
     return last_s - busy_s * (len(interactive) - 1) / len(interactive)
 
@@ -157,12 +159,12 @@ def _figures(
 
 
 def _place(request: ServedRequest) -> int:
-    """In the workload: a log tells of requests as they end, but their names end with it."""
+    """Return the request's index in the workload: a log is ordered by ends, but request ids end with the index."""
     return int(request.request_id.rpartition("-")[2])
 
 
 def _latencies(requests: Sequence[ServedRequest]) -> dict[str, float]:
-    """Seconds, by _LATENCIES."""
+    """Return latencies in seconds, by _LATENCIES."""
     ttft = percentiles([request.times.ttft_s for request in requests])
     itl = percentiles([gap for request in requests for gap in request.times.itl_s])
     return {f"{name}_{q}_s": of[q] for name, of in (("ttft", ttft), ("itl", itl)) for q in ("p50", "p99")}

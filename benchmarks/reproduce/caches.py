@@ -1,6 +1,5 @@
-"""R11: what prefix caching costs when nothing is ever found: unique prompts, caching on and off in turn.
-
-R14: what the KV cache saves. A prompt of 500 tokens and 200 outputs, with and without it.
+"""R11: the cost of prefix caching without hits: unique prompts, with caching on and off, alternating.
+R14: the savings of the KV cache: a prompt of 500 tokens and 200 outputs, with and without it.
 
 Without a cache every step computes everything again: 500 + 501 + … + 699 = 119,900 token-passes. With it the prompt is
 computed once and each output but the last once more: 500 + 199 = 699. That is 171.5 times fewer.
@@ -28,7 +27,7 @@ MOST = 0.02
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Runs both in turn and compares medians."""
+    """Run both alternately and compare medians."""
     repeats = 7 if options.full else 2
     workloads = [_workload(options, i) for i in range(repeats + 1)]
     with open_together({name: _engine(options, name == "on") for name in ("off", "on")}) as engines:
@@ -80,7 +79,7 @@ MODES = ("without", "with")
 
 
 def reproduce_without(options: ReproduceOptions) -> Reproduction:
-    """Counts on the fake executor and on the model; the times are the model's."""
+    """Count with the counting executor and on the model; the times are the model's."""
     predicted = {"without": sum(PROMPT + i for i in range(OUTPUT)), "with": PROMPT + OUTPUT - 1}
     workload = options.of_lengths([(PROMPT, OUTPUT)])
     counted = {

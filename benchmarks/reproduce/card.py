@@ -1,11 +1,10 @@
-"""A card beside what it can do at best: decode, prefill, idle time, transformers' batching, and what each setting is
-worth.
+"""A card compared with its limits: decode, prefill, idle time, transformers' batching, and the effect of each setting.
 
-One command for the minutes that a card is lent. `--full` is Qwen3-8B's shape with random weights on an NVIDIA GPU;
-without it a tiny shape goes the same way, on a card if there is one and on the processors otherwise, and nothing is
-claimed. `--model` names a folder in its place, whose weights are random, too, where it has none. Each figure is shown
-when it is there, and a part that fails does not take the others with it. A run that is interrupted, or that a time
-limit ends, keeps what it has measured.
+One command fits into the minutes for which a card is lent. `--full` takes Qwen3-8B's shape with random weights on an
+NVIDIA GPU. Without it a tiny shape runs the same way, on a card if there is one and on the processors otherwise, and
+nothing is claimed. `--model` names a folder instead; if it has no weights, they are random. Each figure is printed at
+once, and a part that fails does not affect the others. A run that is interrupted, or ended by a time limit, keeps its
+measurements.
 """
 
 from __future__ import annotations
@@ -59,32 +58,32 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("not batch-invariant", {"batch_invariant": False}),
     ("kernels=reference", {"kernels": "reference"}),
 )
-"""What is compared with the default, the slowest last: a name, and fields of LoadConfig or SchedulerConfig."""
+"""Settings to compare with the default, the slowest last: a name, and fields of LoadConfig or SchedulerConfig."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardSizes:
-    """How much is measured."""
+    """Sizes of the measurements."""
 
     batch: int
-    """Requests at once, and slots."""
+    """Simultaneous requests, and slots."""
     context: int
     """Prompt tokens of requests whose decodes are timed."""
     steps: int
-    """Decode steps at each point; their median counts."""
+    """Decode steps at each point; results are medians."""
     setting_steps: int
-    """The same, of the settings that are compared."""
+    """Decode steps at each point, for the compared settings."""
     traced_steps: int
     prefill: int
-    """Tokens of the prompt that is timed; read in one step."""
+    """Tokens of the timed prompt, computed in one step."""
     repeats: int
-    """Of that prompt, and of the workload."""
+    """Repetitions of that prompt, and of the workload."""
     requests: int
-    """Of the workload that transformers gets, too."""
+    """Requests of the workload, which transformers gets, too."""
     prompts: Lengths
     outputs: Lengths
     limit_s: float
-    """What has not begun by then is left out."""
+    """Seconds after which no further part begins."""
 
 
 FULL = CardSizes(
@@ -114,11 +113,11 @@ SMALL = CardSizes(
     limit_s=240.0,
 )
 _PEER_MEMORY_ON_PROCESSORS = {"num_blocks": 32, "page_size": 32, "max_batch_tokens": 256}
-"""It asks a card how much there is, and guesses on a processor."""
+"""Settings of transformers' KV cache on a processor, where it cannot query the memory as on a card."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Measures everything, one part after the other.
+    """Measure everything, one part after the other.
 
     Raises:
         NotOnThisMachine: `full` without a card.
@@ -134,7 +133,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 @contextmanager
 def _terminated_like_interrupted() -> Generator[None]:
-    """Raise KeyboardInterrupt at SIGTERM, too: that is what a time limit from outside sends."""
+    """Raise KeyboardInterrupt at SIGTERM, too, which an external time limit sends."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -144,17 +143,17 @@ def _terminated_like_interrupted() -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What is loaded."""
+    """The measured model and its settings."""
 
     folder: Path
     name: str
-    """For the result."""
+    """Name of the model for the result."""
     config: ModelConfig
     load: LoadConfig
 
 
 def _subject(options: ReproduceOptions, machine: Processors, folder: Path) -> _Subject:
-    """The user's model, or a shape that is written down."""
+    """Return the user's model, or one of the predefined shapes."""
     if options.model == "embedded":
         shape, name = (QWEN3_8B, "the shape of Qwen3-8B") if options.full else (TINY, "a tiny shape")
         path = write_shape(folder / name.replace(" ", "-"), shape)
@@ -171,7 +170,7 @@ def _subject(options: ReproduceOptions, machine: Processors, folder: Path) -> _S
 
 
 class _Bench:
-    """One run: what has been measured so far, and what is still to do."""
+    """One run, with its measurements so far."""
 
     def __init__(self, options: ReproduceOptions, machine: Processors, subject: _Subject) -> None:
         self._options, self._machine, self._subject = options, machine, subject
@@ -184,9 +183,9 @@ class _Bench:
         self._details: dict[str, Any] = {}
         self._peer: dict[str, str] = {}
         self._points: dict[int, DecodePoint] = {}
-        """Of the default, by batch."""
+        """Decode measurements of the default settings, by batch."""
         self._ttft_s: float | None = None
-        """Of the default, of the prompt that is timed."""
+        """TTFT of the timed prompt with the default settings."""
         self._ours_tok_s: float | None = None
         self._tracer = Tracer(machine)
         self._traced = TracedSteps(self._tracer)
@@ -201,7 +200,7 @@ class _Bench:
         )
 
     def run(self) -> None:
-        """All parts, or those until it is interrupted; what takes longest comes last, since it can be left out."""
+        """Run all parts, or those until an interrupt; the longest come last, since they may be skipped."""
         try:
             self._all_parts()
         except KeyboardInterrupt:
@@ -233,7 +232,7 @@ class _Bench:
             self._machine.give_back()
 
     def result(self) -> Reproduction:
-        """Of what there is by now."""
+        """Return the reproduction with the measurements so far."""
         sizes, load = self._sizes, self._subject.load
         self._details["seconds"] = time.monotonic() - self._begin_s
         given = {**settings(load), "model": self._subject.name}
@@ -259,12 +258,13 @@ class _Bench:
         )
 
     def _kernels(self) -> str:
-        """Name the operators that serve by default on what is measured."""
+        """Return the name of the default operators for the measured model."""
         load, dtype = self._subject.load, getattr(torch, self._subject.config.dtype)
         return operators_for(torch.device(load.device), dtype, load.kernels, batch_invariant=load.batch_invariant).name
 
     def _engine(self, load: LoadConfig, scheduler: SchedulerConfig) -> ModelEngine:
-        """With room for what is measured and no more, so that the peer and other settings find as much."""
+        """Return an engine with memory for the measurements only, so that the peer and other settings find as much
+        memory."""
         sizes, decode = self._sizes, self._longest_decode()
         longest = max(decode, sizes.prefill + 2, self._workload.max_request_tokens)
         scheduler = replace(scheduler, max_num_seqs=sizes.batch, max_num_batched_tokens=max(sizes.prefill, sizes.batch))
@@ -275,19 +275,19 @@ class _Bench:
         )
         cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=blocks)
         begin_s = time.monotonic()
-        costed = EventRing(1)  # where nobody listens, the journal works out no costs
+        costed = EventRing(1)  # without a listener, the journal computes no costs
         engine = model_engine(replace(load, max_model_len=longest), scheduler, cache, [costed], at_submit=self._traced)
         self._say(f"loaded in {time.monotonic() - begin_s:.1f} s")
         return engine
 
     def _longest_decode(self) -> int:
-        """Tokens of a request whose decodes are timed or traced."""
+        """Return the tokens of a request whose decodes are timed or traced."""
         sizes = self._sizes
         most = max(sizes.steps, TracedSteps.num_outputs(sizes.traced_steps))
         return sizes.context + self._num_outputs(sizes.batch, most)
 
     def _num_outputs(self, num_requests: int, steps: int) -> int:
-        """That leave so many steps in which all of them decode."""
+        """Return the output tokens that give `steps` steps in which all requests decode."""
         sizes = self._sizes
         return output_length(num_requests, sizes.context, steps, max(sizes.prefill, sizes.batch))
 
@@ -296,7 +296,7 @@ class _Bench:
         return measure_decode(engine, num_requests, self._sizes.context, outputs, f"decode, batch {num_requests}")
 
     def _default(self, limits: MachineLimits) -> Iterable[Claim]:
-        """What the goals are about, in parts of their own."""
+        """Measure the goals' figures, in separate parts."""
         with closing(self._engine(self._subject.load, SchedulerConfig())) as engine:
             self._details["startup"] = engine.startup_lines
             self._goals(engine, limits)
@@ -381,12 +381,12 @@ class _Bench:
         return [*decodes, *setting_claims(name, f"prefill of {sizes.prefill} tokens", ttft_s, self._ttft_s)]
 
     def _part(self, name: str, work: Callable[[], Iterable[Claim]], *, optional: bool = False) -> None:
-        """Some of the figures; what stands against them is said, and the others are measured all the same.
+        """Run one part; report what prevents it, and continue with the others.
 
         Args:
-            name: for people.
-            work: measures.
-            optional: nothing is claimed of it, or it is not ours.
+            name: for display.
+            work: measures, and returns the claims.
+            optional: a failure is no failed claim, since nothing is claimed of the part, or it is not ours.
         """
         used_s = time.monotonic() - self._begin_s
         if used_s > self._sizes.limit_s:
@@ -395,7 +395,7 @@ class _Bench:
         self._say(name)
         try:
             found = [claim.judged(self._is_judged) for claim in work()]
-        except Exception as error:  # a card is lent for minutes: nothing that is measured is lost
+        except Exception as error:  # a card is lent for minutes only: keep the other measurements
             what = str(error) if isinstance(error, TwostrokeError) else f"{type(error).__name__}: {error}"
             self._remarks.append(f"{name}: not measured. {what}")
             self._say(self._remarks[-1])
@@ -414,7 +414,7 @@ class _Bench:
 
 
 def kv_blocks(num_tokens: int, num_requests: int, block_size: int) -> int:
-    """That hold so many tokens of so many requests, the last block of each not full.
+    """Return the blocks for so many tokens of so many requests, with the last block of each not full.
 
     >>> kv_blocks(100, 3, 16)
     10
@@ -423,5 +423,5 @@ def kv_blocks(num_tokens: int, num_requests: int, block_size: int) -> int:
 
 
 def _most_at_once(workload: Workload, num_slots: int) -> int:
-    """Tokens of the longest requests that may run together."""
+    """Return the tokens of the longest requests that may run together."""
     return sum(sorted((request.num_tokens for request in workload.requests), reverse=True)[:num_slots])

@@ -1,8 +1,10 @@
-"""Clients that come, stream and vanish at any moment, an engine that is killed: what is left of the server after it.
+"""Clients that connect, stream and vanish at any moment, and an engine that is killed: the state of the server after
+it.
 
-chaos    500 clients at a time, each again and again, for five minutes; most of them leave in the middle of something.
+chaos    500 clients at a time, each repeatedly, for five minutes; most of them disconnect in the middle of something.
          Then nothing runs, no block of the KV cache and no connection is held, and memory has not grown.
-killed   SIGKILL of the engine's process while clients wait: each of them is answered, or told, and the next is served.
+killed   SIGKILL of the engine's process while clients wait: each of them gets an answer or an error, and the next
+         request is served.
 """
 
 from __future__ import annotations
@@ -38,27 +40,27 @@ _THINK_S = 1.0
 """Mean time between two visits of a client."""
 _SAMPLE_S = 1.0
 _WARM_UP = 0.3
-"""Share of the run before memory counts: caches fill, pages are touched for the first time."""
+"""Share of the run before memory counts, since caches fill and pages are touched for the first time."""
 _FLIGHT_MINUTES = 0.5
-"""The server's own record of its past is full within the warm-up."""
+"""Length of the server's flight recorder, which fills up within the warm-up."""
 
 
 @dataclass(slots=True)
 class _Chaos:
-    """What the clients saw, and the memory of both processes meanwhile."""
+    """Observations of the clients, and the memory of both processes meanwhile."""
 
     endings: Counter[tuple[Way, Ending]] = field(default_factory=Counter[tuple[Way, Ending]])
     times_s: list[float] = field(default_factory=list[float])
     memory: dict[str, list[int]] = field(default_factory=lambda: {"http": [], "engine": []})
-    """Bytes by process at these times."""
+    """Bytes of each process at these times."""
 
     def count(self, *endings: Ending, way: Way | None = None) -> int:
-        """Visits that ended so."""
+        """Return the number of visits with these endings."""
         return sum(n for (its_way, its), n in self.endings.items() if its in endings and way in (None, its_way))
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Lets the clients in, then kills the engine."""
+    """Run the clients, then kill the engine."""
     num_clients, for_s, num_killed = (500, 300.0, 64) if options.full else (40, 6.0, 12)
     settings: dict[str, Any] = {
         "threads": options.threads or 1,
@@ -113,7 +115,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 async def _let_in(server: LocalServer, num_clients: int, for_s: float, seed: int) -> _Chaos:
-    """Clients that vanish, until time is up and the last one has left."""
+    """Run vanishing clients until time is up and the last one has left."""
     chaos, origin = _Chaos(), Origin.parse(server.url)
     until_s = monotonic_clock() + for_s
 
@@ -137,7 +139,8 @@ async def _let_in(server: LocalServer, num_clients: int, for_s: float, seed: int
 
 
 async def _kill(server: LocalServer, num_clients: int, seed: int) -> tuple[Counter[Ending], float]:
-    """The engine's process, while clients read and wait; what became of them, and how long until one is served."""
+    """Kill the engine's process while clients read and wait; return their endings, and the seconds until one is
+    served."""
     origin, has_begun = Origin.parse(server.url), asyncio.Event()
     random = Random(seed)
 
@@ -161,6 +164,6 @@ async def _kill(server: LocalServer, num_clients: int, seed: int) -> tuple[Count
 
 
 def _outline(sizes: Sequence[int]) -> list[float]:
-    """Some thirty of the samples, the first and the last among them."""
+    """Return about thirty of the samples, including the first and the last."""
     chosen = np.linspace(0, len(sizes) - 1, num=min(31, len(sizes))).astype(int)
     return [round(sizes[index] / MB, 1) for index in chosen]

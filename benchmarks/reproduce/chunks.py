@@ -1,19 +1,19 @@
-"""R5: the budget of a step trades the time to the first token against the time between tokens; a controller picks it.
+"""R5: the token budget of a step trades TTFT against the time between tokens; a controller chooses it.
 
-Some requests decode, and a long prompt comes every now and then. Without chunks those who decode wait for the whole
-prompt; the smaller the budget, the shorter they wait and the longer the prompt takes.
+Some requests decode, and a long prompt arrives now and then. Without chunks the decodes wait for the whole prompt; the
+smaller the budget, the shorter they wait and the longer the prompt takes.
 
     predicted     each budget, the same requests through the real scheduler in simulated time (simulation/), by the
-                  step times that were fitted a moment before
+                  step times that were fitted just before
     controller    --itl-slo: no budget is given; it has to keep the limit at the 99th percentile, with a TTFT no worse
                   than that of the best fixed budget that keeps it
 
 R6: chunks and mixed batches, each alone and both (Agrawal et al. 2024, Sarathi-Serve, section 5.4, table 4).
 
-    prefill first   prompts whole, in steps of their own, before anybody decodes
-    mixed           prompts whole, beside decodes: first tokens come early, others wait for a whole prompt
+    prefill first   prompts whole, in steps of their own, before decodes
+    mixed           whole prompts, together with decodes: first tokens come early, decodes wait for a whole prompt
     chunked         prompts in chunks, in steps of their own: first tokens come late
-    both            chunks beside decodes: what the engine does by default
+    both            chunks together with decodes: the engine's default
 
 Each of the two alone is worse than both in one of the two latencies: mixing alone in the time between tokens, chunking
 alone in the time to the first.
@@ -40,13 +40,13 @@ SHORT_PROMPT = 16
 UNCHUNKED = 0
 BUDGETS = (UNCHUNKED, 2048, 1024, 512, 256, 128, 64)
 SLO_TIMES = (4.0, 8.0, 16.0)
-"""Limits, in steps in which everybody decodes and nobody prefills."""
+"""Limits, as multiples of a decode-only step."""
 TTFT_SLACK = 1.05
-"""Of two runs of one thing on this machine."""
+"""Tolerance for the difference between two equal runs on this machine."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Measures every budget and the controller, round by round."""
+    """Measure every budget and the controller, round by round."""
     prompt, num_prompts, rounds = (1536, 6, 3) if options.full else (256, 2, 1)
     budgets = BUDGETS if options.full else (UNCHUNKED, 128, 64)
     scheduler = SchedulerConfig(max_num_seqs=NUM_DECODES + num_prompts, max_num_batched_tokens=2048)
@@ -85,7 +85,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _unkeepable(limits: dict[str, float], floor_s: float) -> Iterator[str]:
-    """Return which limits no chunk size keeps on this machine."""
+    """Yield the limits that no chunk size keeps on this machine."""
     for name, limit_s in limits.items():
         if floor_s > limit_s:
             alone = f"a step without any prompt takes {floor_s * 1e3:.3g} ms at p99"
@@ -95,7 +95,7 @@ def _unkeepable(limits: dict[str, float], floor_s: float) -> Iterator[str]:
 def _workload(
     prompt: int, num_prompts: int, step_times: FittedSteps, step_s: float, options: ReproduceOptions
 ) -> Workload:
-    """Prompts far enough from each other, and answers that last until the last of them is through."""
+    """Return prompts far enough apart, and answers that last until the last prompt is computed."""
     every_s = 2.5 * step_times.seconds([(0, prompt, 1)])
     lasts_s = every_s * (num_prompts + 1)
     most = min(1500, 8 + round(lasts_s / step_s))
@@ -138,7 +138,7 @@ def _claims(
     *,
     full: bool,
 ) -> list[Claim]:
-    """Return the claims. A limit that steps without prompts already break is reported as unkeepable, not judged."""
+    """Return the claims. A limit that steps without prompts already exceed is reported as unkeepable, not judged."""
     claims: list[Claim] = []
     fixed = [name for name in measured if name not in limits]
     for name in fixed:
@@ -199,11 +199,11 @@ VARIANTS = {
 }
 LONGEST_OUTPUT = 96
 SHARE = 0.6
-"""Share of the throughput of an engine that always has work."""
+"""Offered load as a share of the throughput of an engine that always has work."""
 
 
 def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
-    """Measures the four, round by round."""
+    """Measure the four variants, round by round."""
     count, rounds = (60, 3) if options.full else (8, 1)
     capacity = _capacity(options)
     loads = [_load(options, count, SHARE * capacity, seed=number) for number in range(rounds)]
@@ -239,13 +239,13 @@ def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
 
 
 def _load(options: ReproduceOptions, count: int, rate: float | None, seed: int) -> Workload:
-    longest = 1200 if options.full else 400  # several budgets of them, or a quick look's
+    longest = 1200 if options.full else 400  # several budgets long, or short for a quick run
     prompts, outputs = Lengths.uniform(64, longest), Lengths.uniform(16, LONGEST_OUTPUT)
     return options.drawn(count, prompts, outputs, rate=rate, seed=seed)
 
 
 def _capacity(options: ReproduceOptions) -> float:
-    """Requests a second when it is never without work."""
+    """Return the requests per second of an engine that always has work."""
     workload = _load(options, 24, None, seed=99)
     return len(workload) / _serve(options, BOTH, workload)["duration_s"]
 

@@ -1,15 +1,15 @@
-"""Bodies that mean harm: every text and every list of every route with large values of every wrong type, and more.
+"""Hostile bodies: every string and every list of every route with large values of every wrong type, and more.
 
-wrong types   each field once with each value of 1 MB: who else asks meanwhile, and how much memory it takes
+wrong types   each field once with each value of 1 MB: how long other clients wait, and how much memory it takes
 digits        4 MB of digits as a prompt, a chat, and to be counted: the slowest text for most tokenizers
-long texts    4 MB of digits and of words whose tokens are cut, counted and sent back: how much memory that takes
-heavy         requests that are right, and as large as each parameter may be
+long texts    4 MB of digits and of words whose tokens are truncated, counted and returned: how much memory that takes
+heavy         valid requests, as large as each parameter may be
 many parts    hundreds of thousands of fields, lists, levels and calls, wherever a body may have some
 unfinished    200 clients that send all but the last byte of 4 MB
 scores        prompt_logprobs of a long prompt: the longest gap between the tokens of another stream
 
-A body that seems to hold the loop for longer than the goal is sent again, twice at most, and the shortest time counts:
-the others are those of whoever else was at work on the machine.
+A body that seems to block the event loop for longer than the goal is sent again, twice at most, and the shortest time
+counts: longer times are caused by other work on the machine.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _HOLDERS = {
     "heavy": "a large right request",
     "many_parts": "a body of many parts",
 }
-"""What may hold the loop, by kind."""
+"""Requests that may block the event loop, by kind."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Sends them one after the other to a server that is asked for its health all the time."""
+    """Send all bodies one after the other to a server whose /health is requested continuously."""
     size = MB if options.full else MB // 8
     settings: dict[str, Any] = {"threads": options.threads or 1, "max_num_seqs": 8, "tool_call_parser": "hermes"}
     with local_server(options.model, settings) as server, Probe(server).running() as probe:
@@ -118,7 +118,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _effects(probe: Probe, kind: str, requests: Iterable[Heavy]) -> dict[str, Effect]:
-    """Send each request, and return what it does, by its name."""
+    """Send each request; return their effects by name."""
     return {name: _settled(probe, route, body, f"{kind} {name}") for name, route, body in requests}
 
 
@@ -127,7 +127,7 @@ def _held_ms(effects: Mapping[str, Effect]) -> float:
 
 
 def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dict[str, dict[str, Any]]:
-    """Return for each group of requests how many there are, their statuses, and the worst of each figure."""
+    """Return for each group of requests their number, their statuses, and the worst of each figure."""
     groups: dict[str, list[Effect]] = {}
     for name, effect in effects.items():
         groups.setdefault(group_of(name), []).append(effect)
@@ -143,7 +143,7 @@ def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dic
 
 
 def _settled(probe: Probe, route: str, body: bytes, kind: str) -> Effect:
-    """Return what a body does: the shortest time of up to three, and the most memory."""
+    """Return the effect of a body: the shortest time of up to three, and the most memory."""
     effects = [probe.effect_of(route, body, kind)]
     while 1000 * effects[-1].beyond_parsing_s > GOAL_HELD_MS and len(effects) < _MOST_TRIES:
         effects.append(probe.effect_of(route, body, kind))
@@ -166,7 +166,7 @@ def _digits() -> Iterator[Heavy]:
 
 
 def _unfinished(server: LocalServer, number: int) -> dict[str, Any]:
-    """Send all but the ends of many bodies; return what the server's process grew by, and what it answered."""
+    """Send all but the ends of many bodies; return the growth of the server's process, and its answers."""
     origin = Origin.parse(server.url)
     reset_peak(server.pid)
     before, largest = resident_bytes(server.pid), 0
@@ -192,7 +192,7 @@ def _unfinished(server: LocalServer, number: int) -> dict[str, Any]:
 
 
 def _gaps_ms(server: LocalServer, probe: Probe, longest: int, num_tokens: int) -> tuple[float, float]:
-    """Return the longest gap of another stream beside a long prompt, without its scores and with them."""
+    """Return the longest gap of another stream during a long prompt, without its scores and with them."""
     prompt = [7 + i % 50 for i in range(longest - 8)]
     return (
         _longest_gap_ms(server, probe, {"prompt": prompt, "max_tokens": 1}, num_tokens),
@@ -201,7 +201,7 @@ def _gaps_ms(server: LocalServer, probe: Probe, longest: int, num_tokens: int) -
 
 
 def _longest_gap_ms(server: LocalServer, probe: Probe, beside: dict[str, Any], num_tokens: int) -> float:
-    """Return the longest gap between the events of a stream, from before another request until behind its answer."""
+    """Return the longest gap between a stream's events, from before another request until after its answer."""
     origin = Origin.parse(server.url)
     connection = http.client.HTTPConnection(origin.host, origin.port, timeout=600)
     asked = {"prompt": "def f(", "max_tokens": 100_000, "ignore_eos": True, "stream": True}

@@ -1,12 +1,12 @@
-"""Mutated files of models, templates, logs, calibrations and batches: each ends in one of our errors, or is accepted.
+"""Mutated files of models, templates, logs, calibrations and batches: each gives one of our errors, or is accepted.
 
-typed      nothing but our own errors, and no process that ends
+typed      only our own errors, and no process that dies
 time       of each file, from its first byte to the error, or to an engine that has loaded it
-memory     that reading it took, and all of the process that a template ran in
+memory     taken by reading it, and all memory of the process that a template ran in
 
-Each kind of file has a sound one, a way to mutate it, and what reads it. Another process reads mutated files one after
+Each kind of file has a valid one, a way to mutate it, and a reader. Another process reads mutated files one after
 the other: `python -m benchmarks.reproduce.hostile_files KIND FIRST NUMBER`. Each line of its output is a Case as JSON.
-Whoever started it sees by the lines which file it was that ended the process, or that it never came back from.
+From these lines its parent knows which file killed the process or made it hang.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from twostroke.tokenizer.template_process import template_process_id
 
 _MACHINE = MachineLimits(1e11, 1e10)
 BATCH, EVENTS, CALIBRATION, TEMPLATE = "requests.jsonl", "events.jsonl", "calibration.json", "chat_template.jinja"
-"""Files of a batch's requests, and of the kinds of these names."""
+"""Names of files: a batch's requests, and the kinds of these names."""
 _GGUF = "small.gguf"
 _WEIGHTS = ("model-1.safetensors", "model-2.safetensors")
 _HEAD_BYTES = 3000
-"""Bytes at the head of the sound GGUF file; its header is a little longer."""
+"""Bytes at the head of the valid GGUF file; its header is a little longer."""
 _CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Weather in Köln?"},
@@ -83,10 +83,10 @@ class FileKind:
 
     Attributes:
         name: of the kind.
-        files: of which one is changed.
-        write: writes a sound one, or several, into a folder.
+        files: one of these is changed.
+        write: writes a valid one, or several, into a folder.
         mutated: changes the content of a file.
-        read: reads it as whoever uses it does.
+        read: reads it as in production.
     """
 
     name: str
@@ -97,7 +97,7 @@ class FileKind:
 
 
 def outcome_of(read: Callable[[Path], object], path: Path) -> str:
-    """Return what came of reading a file: "accepted", the name of our error, or "!" and that of another one."""
+    """Return the outcome of reading a file: "accepted", the name of our error, or "!" and the name of another one."""
     try:
         read(path)
     except TwostrokeError as error:
@@ -108,13 +108,13 @@ def outcome_of(read: Callable[[Path], object], path: Path) -> str:
 
 
 def mutated_copy(kind: FileKind, sound: Path, folder: Path, seed: int) -> Path:
-    """Write a mutated copy of sound files.
+    """Write a mutated copy of valid files.
 
     Args:
         kind: of the files.
-        sound: folder of the sound ones.
-        folder: of the copy; what is there goes.
-        seed: decides on the changes.
+        sound: folder of the valid ones.
+        folder: of the copy; existing content is removed.
+        seed: source of the changes.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(sound, folder)
@@ -125,7 +125,7 @@ def mutated_copy(kind: FileKind, sound: Path, folder: Path, seed: int) -> Path:
 
 
 def _open_model(path: Path) -> None:
-    """Load it whole, its template included, and let it answer no one."""
+    """Load a model completely, including its template, without serving it."""
     config = EngineConfig.from_keywords(
         model=str(path), threads=1, num_kv_blocks=8, block_size=16, max_model_len=64, max_num_seqs=2
     )
@@ -146,7 +146,7 @@ def _mutated_weights(content: bytes, random: Random) -> bytes:
 
 
 def _mutated_gguf(content: bytes, random: Random) -> bytes:
-    # most of the head is the vocabulary; the keys before it and the tensors behind it are few bytes
+    # most of the head is the vocabulary; the keys before it and the tensors after it are few bytes
     return mutated_bytes(content, random, first=random.choice((300, 900, _HEAD_BYTES, 12_000, None)))
 
 
@@ -276,11 +276,11 @@ KINDS = {
         FileKind("batch file", (BATCH,), _write_batch, _mutated_lines, _read_batch),
     )
 }
-"""By name."""
+"""All kinds, by name."""
 
 
 PATIENCE_S = 30.0
-"""A file that takes longer is one that never ends."""
+"""Seconds after which a file counts as one that never ends."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -289,14 +289,14 @@ class Case(msgspec.Struct, frozen=True):
     kind: str
     seed: int
     outcome: str
-    """See outcome_of."""
+    """Outcome of reading it, from outcome_of."""
     seconds: float = 0.0
     num_bytes: int = 0
-    """Memory that reading it took at most: beyond what the process had before, and all of a template's process."""
+    """Peak memory of reading it: growth of the process, plus all of a template's process."""
 
 
 def cases(kind: str, first: int, number: int) -> Iterator[Case]:
-    """Read so many mutated files in another process, which is started again when one ends it."""
+    """Read `number` mutated files in another process, which is restarted when a file kills it."""
     seed, end = first, first + number
     while seed < end:
         command = (sys.executable, "-m", "benchmarks.reproduce.hostile_files", kind, str(seed), str(end - seed))
@@ -317,14 +317,14 @@ def cases(kind: str, first: int, number: int) -> Iterator[Case]:
 
 
 def main(kind_name: str, first: int, number: int) -> None:
-    """The process: reads them here."""
+    """Read the files in this process."""
     logging.disable()
     kind = KINDS[kind_name]
     with tempfile.TemporaryDirectory() as folder:
         sound, copy = Path(folder, "sound"), Path(folder, "copy")
         sound.mkdir()
         kind.write(sound)
-        kind.read(sound)  # what is loaded with the first file is no other's
+        kind.read(sound)  # what the first read loads must not count for other files
         for seed in range(first, first + number):
             mutated_copy(kind, sound, copy, seed)
             sys.stdout.write(msgspec.json.encode(_case(kind_name, seed, copy)).decode() + "\n")
@@ -342,7 +342,7 @@ def _case(kind_name: str, seed: int, copy: Path) -> Case:
         with contextlib.suppress(OSError, AssertionError):  # it has ended
             took += peak_resident_bytes(pid)
     ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    if ended > children:  # one of them took more than any before; of those that took less only so much is known
+    if ended > children:  # only a new maximum is known: this child took more than any before
         took = max(took, ended * 1024)
     return Case(kind_name, seed, outcome[:200], seconds, took)
 
@@ -350,14 +350,14 @@ def _case(kind_name: str, seed: int, copy: Path) -> Case:
 MOST_S = 2.0
 MOST_MB = 500.0
 _NUMBERS = {"template": 2500, "gguf": 2000, "safetensors": 1000, "config.json": 1000, "tokenizer.json": 1000}
-"""Of the kinds that hold most; of each other there is an equal share of what is left of 10,000."""
+"""Files of the largest kinds; the other kinds share the rest of 10,000 equally."""
 _TOTAL = 10_000
 _SMALL_SHARE = 50
-"""A quick look reads every fiftieth."""
+"""Divisor of the numbers in a quick run."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Reads them all."""
+    """Read all mutated files."""
     others = (_TOTAL - sum(_NUMBERS.values())) // (len(KINDS) - len(_NUMBERS)) + 1
     numbers = {kind: _NUMBERS.get(kind, others) // (1 if options.full else _SMALL_SHARE) for kind in KINDS}
     read = chain.from_iterable(cases(kind, options.seed * _TOTAL, number) for kind, number in numbers.items())

@@ -1,14 +1,14 @@
-"""What the live view costs: the same load without viewers and with two, in turn, and what the fold of the log takes.
+"""The cost of the live view: the same load without viewers and with two, alternating, and the time to fold the log.
 
-The client gives way to the server, and so do the viewers, who read frames and look at none. Which of the two comes
-first changes from round to round. Throughput of a machine that others use is noisy; how far the median may be off is
-told beside it, and so is the processor time of the process that speaks HTTP, where all of the view's work is done: the
-engine does nothing for it.
+The client runs at a lower priority than the server, as do the viewers, which read frames without processing them. The
+order of the two changes from round to round. Throughput on a shared machine is noisy; the confidence interval of the
+median is reported, as is the processor time of the HTTP process, which does all of the view's work: the engine does
+nothing for it.
 
-The live view in a browser: pictures a second with 1,000 requests and 100,000 blocks, memory over an hour's frames.
+The live view in a browser: pictures per second with 1,000 requests and 100,000 blocks, memory over an hour's frames.
 
-The page is a real server's. A stand-in between it and the browser answers for the engine: another one, which computes
-nothing and is always full, and whose frames are far more than a server sends. Needs playwright and Chromium.
+The page is a real server's. A stand-in between it and the browser replaces the engine: it computes nothing and is
+always full, and sends far more frames than a server. Needs playwright and Chromium.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GOAL_RATIO = 0.99
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Alternates the two."""
+    """Alternate the two loads."""
     rounds, outputs = (40, 384) if options.full else (2, 32)
     workload = options.drawn(STREAMS, Lengths.uniform(16, 64), Lengths.fixed(outputs))
     settings: dict[str, Any] = {"threads": 1, **room_for(STREAMS, workload.max_request_tokens)}
@@ -99,8 +99,10 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _of_median(values: list[float]) -> tuple[float, float]:
-    """Between which two the median of all such values lies, in 95 of 100 cases: by the binomial distribution, whatever
-    theirs is (the order statistics of the sign test).
+    """Return the interval that contains the true median in 95 of 100 cases.
+
+    It follows from the binomial distribution, for any distribution of the values (the order statistics of the sign
+    test).
 
     >>> _of_median([float(i) for i in range(1, 21)]), _of_median([1.0, 2.0])
     ((6.0, 15.0), (1.0, 2.0))
@@ -115,14 +117,14 @@ def _of_median(values: list[float]) -> tuple[float, float]:
 
 
 def _rate(server: LocalServer, model: str, workload: Workload) -> float:
-    """Output tokens per second of the workload, all at once."""
+    """Return the output tokens per second of the workload, sent at once."""
     with giving_way():
         return workload.num_output_tokens / server.run(model, workload).duration_s
 
 
 @contextlib.contextmanager
 def _viewers(server: LocalServer) -> Generator[list[int]]:
-    """Two that read the feed; how many frames each has got."""
+    """Run the viewers of the feed; yield the number of frames that each has received."""
     counted = [0] * NUM_VIEWERS
     over = threading.Event()
 
@@ -143,7 +145,7 @@ def _viewers(server: LocalServer) -> Generator[list[int]]:
 
 
 def _fold_us(events: list[Event]) -> float:
-    """Microseconds a token that the fold takes, without anybody who looks."""
+    """Return the microseconds per token that the fold takes without viewers."""
     metrics = FleetMetrics("model", lambda _: None)
     state = LiveState(metrics)
     spent_s = 0.0
@@ -161,9 +163,10 @@ NUM_RUNNING = 256
 NUM_BLOCKS = 100_000
 FRAMES_SENT_PER_S = 60
 FRAMES_OF_AN_HOUR = 36_000
-"""A server sends at most ten a second. Memory would grow with frames, not with time: they are sent faster here."""
+"""Frames of an hour, at a server's limit of ten per second. Memory grows with frames, not time: they are sent
+faster."""
 STEP_S = 0.01
-"""Of the engine's own clock."""
+"""Seconds of the stand-in's clock per step."""
 GOAL_FRAMES_PER_S = 30.0
 GOAL_GROWTH_MB = 1.0
 MIN_SAMPLES = 4
@@ -171,7 +174,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 
 
 def reproduce_page(options: ReproduceOptions) -> Reproduction:
-    """Counts pictures, then watches memory."""
+    """Count pictures, then observe memory."""
     count_s, num_frames, every_s = (60.0, FRAMES_OF_AN_HOUR, 15.0) if options.full else (5.0, 600, 3.0)
     with (
         local_server(options.model, {"threads": 1, "num_kv_blocks": 300}) as server,
@@ -182,7 +185,7 @@ def reproduce_page(options: ReproduceOptions) -> Reproduction:
         rates = [_frames_per_s(page, count_s / 5) for _ in range(5)]
         first = stand_in.engine.num_frames
         heap_mb = _heap_mb(page, lambda: stand_in.engine.num_frames - first, num_frames, every_s)
-    # what is compiled and cached at first is no growth
+    # compilation and caching at the start are no growth
     early, late = heap_mb[len(heap_mb) // 6 : len(heap_mb) // 3], heap_mb[-max(1, len(heap_mb) // 6) :]
     growth, words = median(late) - median(early), f"growth of the heap over {num_frames:,} frames, MB"
     return Reproduction(
@@ -210,7 +213,7 @@ def _frames_per_s(page: Any, seconds: float) -> float:
 
 
 def _heap_mb(page: Any, frames_so_far: Callable[[], int], num_frames: int, every_s: float) -> list[float]:
-    """What is left of the page's heap after a collection, every now and then until so many frames have been sent."""
+    """Return the page's heap after a garbage collection, at intervals until `num_frames` frames have been sent."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
     found: list[float] = []
@@ -242,7 +245,7 @@ def _page(url: str) -> Generator[Any]:
 
 
 class _StandIn(ThreadingHTTPServer):
-    """Passes what is asked of the page on to a server, and answers for its engine."""
+    """Proxy that passes requests for the page on to a server, and answers in place of its engine."""
 
     daemon_threads = True
 
@@ -297,11 +300,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content)))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Do nothing."""
 
 
 class _FullEngine:
-    """An engine that is always full, and computes nothing: some decode, some prefill, many wait."""
+    """An engine that is always full, and computes nothing: some requests decode, some prefill, many wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -322,13 +325,13 @@ class _FullEngine:
             self._step()
 
     def state(self) -> dict[str, Any]:
-        """A State, from which deltas go on."""
+        """Return a State; deltas follow it."""
         with self._lock:
             self._live.watch(True)
             return self._live.whole("made up", self._clock())
 
     def delta(self) -> dict[str, Any] | None:
-        """A Delta: two steps, every running request two tokens further, a few that end and begin."""
+        """Return a Delta: two steps, each running request two tokens further, a few requests that end and begin."""
         with self._lock:
             self._step()
             self._step()
@@ -336,7 +339,7 @@ class _FullEngine:
             return self._live.changes(self._clock())
 
     def _step(self) -> None:
-        """One step; as many requests arrive as end in it."""
+        """Run one step; as many requests arrive as end in it."""
         for update in self._engine.step():
             if update.finish_reason is not None:
                 self._arrive()
@@ -345,7 +348,7 @@ class _FullEngine:
         self._events.clear()
 
     def _arrive(self) -> None:
-        """A prompt that no other has, and 64 to 192 tokens of output."""
+        """Add a request with a unique prompt and 64 to 192 tokens of output."""
         number, max_tokens = self._num_arrived, self._dice.randrange(64, 192)
         self._num_arrived += 1
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)

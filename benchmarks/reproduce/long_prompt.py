@@ -1,14 +1,14 @@
-"""A prompt of 131,072 tokens, computed in chunks beside short requests, which get a token in every step.
+"""A prompt of 131,072 tokens, computed in chunks together with short requests, which get a token in every step.
 
-The budget of a step is shared: eight decodes leave 504 of 512 tokens for the prompt, so it takes 261 steps, and nobody
-waits longer than one of them. Memory is bounded by the chunk: beyond the KV itself it must not grow with the prompt.
-(Attention over the whole prompt at once would hold 131k x 131k scores per head: 64 GiB each.)
+The budget of a step is shared: eight decodes leave 504 of 512 tokens for the prompt, so it takes 261 steps, and no
+request waits longer than one of them. Memory is bounded by the chunk: beyond the KV itself it must not grow with the
+prompt. (Attention over the whole prompt at once would hold 131k x 131k scores per head: 64 GiB each.)
 
-It runs twice: by the engine alone with the model, and by a server with one layer of it.
+It runs twice: in the engine alone with the model, and through a server with one layer of it.
 
-Through `twostroke serve`, watched are memory of both processes, TTFT, and the short requests' tokens. The model is then
-the embedded one's shape with a single layer and random weights. The benchmark measures what a server holds and does for
-such a prompt apart from attention.
+Through `twostroke serve`, the memory of both processes, TTFT, and the short requests' tokens are measured. The model is
+then the embedded one's shape with a single layer and random weights. So the benchmark measures a server's memory and
+work for such a prompt apart from attention.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MORE_TOKENS = 64
 
 
 def num_starved(run: Run) -> int:
-    """Return the steps between a request's first and last token that brought it no token, over all requests."""
+    """Return the steps between a request's first and last token that gave it no token, over all requests."""
     ends = [step.end_s for step in run.steps]
     starved = 0
     for request in run.requests:
@@ -61,7 +61,7 @@ def num_starved(run: Run) -> int:
 def serve_long_prompt(
     long_prompt: int, num_short: int, budget: int, *, threads: int | None, seed: int
 ) -> tuple[Run, dict[str, Any]]:
-    """Serve one long prompt beside short requests, over HTTP.
+    """Serve one long prompt together with short requests, over HTTP.
 
     Args:
         long_prompt: tokens of the long prompt.
@@ -71,8 +71,8 @@ def serve_long_prompt(
         seed: seed of the prompts.
 
     Returns:
-        The run as the engine's event log records it, and figures: the largest growth of each process's memory (the
-        engine's with its KV: memory becomes resident when it is first written), and latencies at the client.
+        The run from the engine's event log, and figures: the largest growth of each process's memory (the engine's
+        includes its KV: memory becomes resident when it is first written), and latencies at the client.
 
     Raises:
         SetupError: the server does not start, or a request failed.
@@ -135,7 +135,7 @@ def _one_layer(target: Path, num_tokens: int) -> Path:
 
 
 def _copied(folder: Path, target: Path, names: str, changes: dict[str, Any]) -> Path:
-    """Copy the files of a model with such names, and change its config."""
+    """Copy the files of a model that match a pattern, and change its config."""
     target.mkdir(exist_ok=True)
     for path in folder.glob(names):
         if path.is_file():
@@ -149,13 +149,13 @@ BUDGET = 512
 NUM_SHORT = 8
 SHORT_PROMPT = 16
 WORKING_BYTES = 256 << 20
-"""What a step may take beside weights and KV."""
+"""Most bytes that a step may take in addition to weights and KV."""
 HTTP_BYTES = 64 << 20
 """Most memory that the HTTP process may take for the prompt: its body, its token ids, and copies of these."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Counts steps, then runs a model and watches its memory."""
+    """Count steps, then run a model and observe its memory."""
     long_prompt = 131_072 if options.full else 2048
     num_steps = -(-long_prompt // (BUDGET - NUM_SHORT))
     # the short ones are there before the long one begins, and still there when it has ended
@@ -221,7 +221,7 @@ def _model(
     longest = workload.max_request_tokens
     with tempfile.TemporaryDirectory(prefix="twostroke-bench-") as temporary:
         own = find_folder_only(options.model, "its context is lengthened in a folder's config.json")
-        # what it writes beyond the contexts that it was made for is nonsense; what that costs is not
+        # its output beyond the supported context is meaningless, but the cost is real
         most = max(longest, read_model_config(own).max_position_embeddings)
         folder = _copied(own, Path(temporary), "*", {"max_position_embeddings": most})
         config = read_model_config(folder)
@@ -229,7 +229,7 @@ def _model(
         engine = model_engine(
             replace(options.load(longest), model=str(folder)), scheduler, replace(cache, num_kv_blocks=num_blocks)
         )
-    engine.run(of_lengths([(BUDGET, 2)], vocab_size=config.vocab_size))  # warm-up: what the operators allocate once
+    engine.run(of_lengths([(BUDGET, 2)], vocab_size=config.vocab_size))  # warm-up: the operators' one-time allocations
     before, resets = resident_bytes(), reset_peak()
     run = engine.run(workload, progress="long prompt")
     peak = peak_resident_bytes()

@@ -1,15 +1,16 @@
-"""Three times more requests than a server can do: what it refuses, how soon, and what becomes of those that it takes.
+"""Three times more requests than a server can serve: which it refuses, how soon, and the latency of the others.
 
 capacity    closed loop, as many requests at a time as the engine has slots: requests per second
-SLO         TTFT: the p99 at capacity, and the time that a whole generation of requests takes there;
+SLO         TTFT: the p99 at capacity, plus the mean time of a request there;
             TPOT: 1.5 times the p99 at capacity
-overload    open loop, three times the capacity, every request with the SLO's TTFT as its deadline; good is what keeps
-            the SLO, and counts over the part of the run in which requests arrive and the first ones have had time to
-            end
+overload    open loop, three times the capacity, every request with the SLO's TTFT as its deadline; good are requests
+            within the SLO, counted over the part of the run in which requests arrive and the first ones have had time
+            to end
 
-One tenant floods a server, another asks now and then: what the second one waits, beside what it waits alone.
+One tenant floods a server, another sends a request now and then: the wait of the second one, compared with its wait
+alone.
 
-Both ask the same things, the flood first. What the quiet tenant finds in the prefix cache would be the other's.
+Both send the same requests, the flood first. A prefix cache hit of the quiet tenant would be on the other's prefix.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ GOAL_GOODPUT = 0.90
 GOAL_REFUSAL_MS = 50.0
 PROMPTS, OUTPUTS = Lengths.uniform(16, 96), Lengths.uniform(16, 96)
 _SETTLED = 0.25
-"""Share of the run that is not counted: at its beginning there is room for everybody."""
+"""Share of the run that is not counted: at its beginning every request fits."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Measures capacity, then offers three times as much."""
+    """Measure the capacity, then offer three times as much."""
     for_s = 30.0 if options.full else 4.0
     settings = engine_settings(options)
     with local_server(options.model, settings) as server:
@@ -78,17 +79,17 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def engine_settings(options: ReproduceOptions) -> dict[str, Any]:
-    """One model thread, few slots, and room for all of them."""
+    """One model thread, few slots, and KV memory for all of them."""
     return {"threads": options.threads or 1, **room_for(SLOTS, int(PROMPTS.high + OUTPUTS.high), times=4)}
 
 
 def drawn(options: ReproduceOptions, count: int, rate: float | None, seed: int = 0) -> Workload:
-    """Requests of mixed lengths, no two alike; `seed` is added to the options' own."""
+    """Return requests of mixed lengths, all different; `seed` is added to the options' own."""
     return options.drawn(max(1, count), PROMPTS, OUTPUTS, rate=rate, seed=seed)
 
 
 def measure_capacity(target: ServerTarget, options: ReproduceOptions) -> tuple[dict[str, Any], float]:
-    """Figures of a closed loop that keeps every slot busy, after a warm-up, and its requests per second.
+    """Return the figures of a closed loop that keeps every slot busy, after a warm-up, and its requests per second.
 
     Raises:
         SetupError: a request failed.
@@ -116,13 +117,13 @@ def _good_per_second(exchanges: Sequence[Exchange], slo: Slo, begin_s: float, en
 
 QUIET, FLOOD = "key-of-the-quiet-one", "key-of-the-flood"
 QUIET_SHARE = 0.1
-"""Of the capacity."""
+"""Load of the quiet tenant as a share of the capacity."""
 FLOOD_CONCURRENCY = 4 * SLOTS
 GOAL_RATIO = 2.0
 
 
 def reproduce_two_tenants(options: ReproduceOptions) -> Reproduction:
-    """The quiet tenant alone and beside the flood, in turn."""
+    """Measure the quiet tenant alone and during the flood, alternating."""
     rounds, count = (4, 100) if options.full else (1, 10)
     settings = {**engine_settings(options), "api_key": (QUIET, FLOOD)}
     alone, beside, flood = (list[Exchange]() for _ in range(3))
@@ -132,7 +133,7 @@ def reproduce_two_tenants(options: ReproduceOptions) -> Reproduction:
         _, capacity = measure_capacity(quiet_one, options)
         rate = QUIET_SHARE * capacity
         for i in range(rounds):
-            # new prompts in each half of each round: nobody finds even his own
+            # new prompts in each half of each round: no tenant finds even its own
             (run,) = run_loads([TargetLoad(quiet_one, drawn(options, count, rate, 2 * i))])
             alone += run.exchanges
             asked = drawn(options, count, rate, 2 * i + 1)

@@ -1,4 +1,4 @@
-"""What the planner says of recorded runs, held against runs: the doctor's verdicts and levers, and what-ifs.
+"""The planner's statements about recorded runs, compared with runs: the doctor's verdicts and levers, and what-ifs.
 
 Five loads on a real engine, and the doctor's verdict on each: the right lever, or nothing to do.
 
@@ -6,7 +6,7 @@ Five loads on a real engine, and the doctor's verdict on each: the right lever, 
 
 Verdicts do not depend on the machine's speed or its other work, so small runs are judged, too.
 
-Loads that are bound by different things; the doctor names a lever for each, and then it is pulled.
+Loads with different bottlenecks; the doctor names a lever for each, which is then applied.
 
 a run with a fault ──► diagnose ──► lever, its metric as predicted ──► the same run with the lever ──► as measured
 
@@ -53,7 +53,7 @@ class DoctorLoad:
     lever: str | None
     """Name of the first lever to offer; None: there is nothing to do."""
     constraint: Binding | None = None
-    """None: the verdict is the lever alone."""
+    """Constraint in the verdict; None: the verdict is the lever alone."""
     context: int
     """Tokens of the longest request that the engine accepts."""
     lengths: tuple[tuple[int, int], ...]
@@ -74,13 +74,13 @@ class DoctorLoad:
         settings: Mapping[str, Any] = MappingProxyType({}),
         step_times: StepTimeModel | None = None,
     ) -> list[Event]:
-        """Run it, with other settings of the scheduler and the cache where given, and return its log."""
+        """Run it, with the given settings of the scheduler and the cache changed, and return its log."""
         scheduler, cache = with_values(settings, self.scheduler, self.cache)
         workload = self.workload(options.vocab_size())
         return recorded(options, scheduler, cache, workload, max_model_len=self.context, step_times=step_times)
 
     def is_right(self, found: Diagnosis) -> bool:
-        """Return whether this is the correct verdict, without advice where there is nothing to do."""
+        """Return whether this is the correct verdict, without advice if there is nothing to do."""
         lever = found.levers[0].name if found.levers else None
         is_quiet = self.lever is not None or not (found.to_measure or found.faults)
         return (found.constraint, lever) == (self.constraint, self.lever) and is_quiet
@@ -124,7 +124,7 @@ LOADS: dict[str, DoctorLoad] = {
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Run every load, in turn and once or five times, and diagnose each log."""
+    """Run every load, alternating, once or five times, and diagnose each log."""
     rounds = ROUNDS if options.full else 1
     rows = in_turn(rounds, LOADS, lambda name, _: _verdict(options, LOADS[name]))
     return Reproduction(
@@ -158,12 +158,12 @@ def _claim(name: str, load: DoctorLoad, rows: list[dict[str, Any]]) -> Claim:
 
 
 GOAL = 0.3
-"""Of the predicted change."""
+"""Largest error as a share of the predicted change."""
 CONTEXT = 576
 
 
 def reproduce_levers(options: ReproduceOptions) -> Reproduction:
-    """Diagnoses every load, pulls the lever, and compares."""
+    """Diagnose every load, apply the lever, and compare."""
     rounds = ROUNDS if options.full else 1
     cases = _cases(full=options.full)
     details = {name: [_pulled(options, load) for _ in range(rounds)] for name, load in cases.items()}
@@ -214,7 +214,7 @@ def _claims(name: str, load: DoctorLoad, runs: list[dict[str, Any]], *, full: bo
     if pulled:
         of = medians(pulled, ("was", "predicted", "really"))
         words = f"{name}: change of {pulled[0]['metric']}, times"
-        # a change is predicted, so the change is what is compared
+        # the prediction is a change, so changes are compared
         yield Claim.within(words, of["predicted"] / of["was"] - 1, of["really"] / of["was"] - 1, GOAL).judged(full)
 
 
@@ -222,7 +222,9 @@ def _cases(*, full: bool) -> dict[str, DoctorLoad]:
     room = CacheConfig(enable_prefix_caching=False, num_kv_blocks=1200)
     slots = SchedulerConfig(max_num_seqs=4)
     num_waiting = 80 if full else 24
-    num_long = 6 if full else 4  # as many as come while the others decode; the doctor needs 10 requests in all
+    num_long = (
+        6 if full else 4
+    )  # as many as arrive while the other requests decode; the doctor needs 10 requests in all
     long_prompts: dict[str, Any] = {
         "context": CONTEXT,
         "lengths": ((16, 500),) * 6 + ((540, 4),) * num_long,
@@ -286,11 +288,11 @@ WHAT_IFS: dict[str, dict[str, Any]] = {
 }
 COMPARED = {"itl_p99": "p99 ITL ms", "output_tok_s": "tokens/s", "ttft_p50": "median TTFT ms"}
 MOST_OFF = 0.2
-"""For p99 ITL and throughput."""
+"""Largest error of p99 ITL and throughput."""
 
 
 def reproduce_what_ifs(options: ReproduceOptions) -> Reproduction:
-    """Records, predicts, runs, round by round."""
+    """Record, predict and run, round by round."""
     count, rounds = (96, 3) if options.full else (16, 1)
     # all at once, so that throughput is the engine's
     workload = options.drawn(count, Lengths.uniform(16, 480), Lengths.uniform(8, 96))

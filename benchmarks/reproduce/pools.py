@@ -1,13 +1,13 @@
-"""Two pools on one machine beside one process: how long they take to start, and what they cost and bring.
+"""Two pools on one machine compared with one process: start time, cost and benefit.
 
 start       seconds until the engine takes requests, one prefill and one decode process / one process
-P idle      tokens per second of a decode process with all threads, while the prefill process has nothing to do / one
-            process with as many: what the gateway's journal, the heartbeats and a sleeping process cost
+P idle      tokens per second of a decode process with all threads, while the prefill process is idle / one
+            process with as many threads: the cost of the gateway's journal, the heartbeats and an idle process
 split       half of the threads each, every prompt handed over. With half of the threads a process takes P' seconds for
-            all prompts, D' for all answers to prompts that are cached, each beside another process that does the
+            all prompts, D' for all answers to prompts that are cached, each while another process does the
             other; p' for one such prompt and d' for one such answer:
 
-                split           max(P' + d', p' + D')        both at once, the slower one counts; D begins behind the
+                split           max(P' + d', p' + D')        both at once, the slower one counts; D begins after the
                                                              first prompt, and has the last answer left when P ends
                 one process     measured                     its steps do both: it takes less than P and D one by one
 
@@ -16,12 +16,12 @@ R7: goodput with and without disaggregation, on equal hardware, over the speed o
 One process with all threads against a prefill and a decode process with half of them each. Goodput is the rate of
 requests that keep both limits of an SLO; each set-up is offered the same Poisson loads, and its best counts.
 
-    one process     prefills are chunks in the steps of those that decode: their tokens come late by a chunk
-    two pools       nobody's token waits for a prompt, but each stroke has half of the processor, and KV has to travel
+    one process     prefills are chunks in the steps of decodes, which delay their tokens
+    two pools       no token waits for a prompt, but each phase has half of the processor, and KV has to be transferred
 
-What the link can carry, at most:    link bytes/s / (prompt tokens x KV bytes of a token)    requests a second.
-The crossover is where that equals what one process does: below, disaggregation cannot win, whatever else it saves.
-The link is the loopback of a network namespace, slowed down (needs root and iproute2), or shared memory.
+The link carries at most    link bytes/s / (prompt tokens x KV bytes of a token)    requests per second. The crossover
+is where that equals the rate of one process: below, disaggregation cannot win, whatever else it saves. The link is the
+loopback of a network namespace, slowed down (needs root and iproute2), or shared memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TWO = PoolConfig(prefill=1, decode=1)
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Measures everything in turn, round by round."""
+    """Measure everything alternately, round by round."""
     threads = options.threads or len(os.sched_getaffinity(0))
     rounds, num_requests = (7, 48) if options.full else (1, 8)
     found = asyncio.run(_measure(options, threads, rounds, num_requests))
@@ -84,7 +84,7 @@ PREFILLS, DECODES, MIXED = (512, 1), (16, 96), (512, 96)
 
 
 async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_requests: int) -> dict[str, list[float]]:
-    """Return ratios, and seconds that the split is predicted from."""
+    """Return ratios, and the seconds that the prediction of the split needs."""
     start: list[float] = []
     idles: list[float] = []
     parts: list[dict[str, float]] = []
@@ -94,7 +94,7 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
         start.append(two_s / one_s)
 
     def load(lengths: tuple[int, int], seed: int, number: int = num_requests) -> Workload:
-        """With a new seed new prompts: nothing of them is cached."""
+        """Return a load; a new seed gives new prompts, none of which is cached."""
         return options.of_lengths([lengths] * number, seed=seed)
 
     async with started(whole) as one, started(whole, TWO) as idle:
@@ -107,7 +107,7 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
         for i in range(rounds + 1):
             mixed, prompts, single = load(MIXED, 200 + i), load(PREFILLS, i), load(MIXED, 300 + i, 1)
             one_s, split_s = await _took_s(one, mixed), await _took_s(split, mixed)
-            prefill_s, decode_s = await _took_s(one, prompts), await _took_s(one, mixed)  # these are cached now
+            prefill_s, decode_s = await _took_s(one, prompts), await _took_s(one, mixed)  # their prompts are cached now
             await answer_all(right, mixed)
             half_prefill_s, half_decode_s = await asyncio.gather(_took_s(left, prompts), _took_s(right, mixed))
             both_s, last_s = await _took_s(left, single), await _took_s(left, single)
@@ -130,7 +130,7 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
 
 
 def _config(options: ReproduceOptions, threads: int, num_tokens: int) -> EngineConfig:
-    """Return settings with room for four requests of so many tokens in each slot."""
+    """Return settings with KV memory for four requests of so many tokens per slot."""
     return EngineConfig.from_keywords(
         model=options.model,
         threads=threads,
@@ -155,23 +155,23 @@ async def _took_s(engine: Engine, workload: Workload) -> float:
 PROMPT, OUTPUT = 768, 64
 LINKS_MBIT = (30, 100, 1000)
 SHARES = (0.5, 0.85)
-"""Offered loads, of what one process does when it is never without work."""
+"""Offered loads, as shares of the rate of one process that always has work."""
 TTFT_TIMES, TPOT_TIMES = 6.0, {"loose": 8.0, "tight": 2.0}
-"""The SLO: times the TTFT, and the time of a token, of a request that is alone."""
+"""SLO: multiples of the TTFT and the TPOT of a request that runs alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """Something that serves the load."""
+    """A configuration that serves the load."""
 
     pools: PoolConfig | None = None
     hands_over: bool = False
-    """Every prompt; False: the router decides."""
+    """Whether every prompt is handed over; False: the router decides."""
     link_mbit: int | None = None
 
 
 def reproduce_disaggregation(options: ReproduceOptions) -> Reproduction:
-    """Measures one request alone and the capacity of one process, then goodput of every set-up."""
+    """Measure one request alone and the capacity of one process, then the goodput of every set-up."""
     threads = options.threads or len(os.sched_getaffinity(0))
     for_s, rounds = (8.0, 3) if options.full else (2.0, 1)
     no_link = why_no_link()
@@ -211,7 +211,7 @@ def reproduce_disaggregation(options: ReproduceOptions) -> Reproduction:
 def _measure_goodput(
     options: ReproduceOptions, threads: int, for_s: float, links: Sequence[int], rounds: int
 ) -> dict[str, Any]:
-    """All set-ups in turn, as often as there are rounds, each with loads of its own; medians count."""
+    """Measure all set-ups alternately, in each round with other loads; return medians."""
     whole, half = (_config(options, max(1, threads // share), PROMPT + OUTPUT) for share in (1, 2))
     alone, capacity, kv_bytes_per_token = asyncio.run(_one_process(options, whole))
     split_most = asyncio.run(_each_stroke(options, half))
@@ -230,7 +230,7 @@ def _measure_goodput(
     def serve(name: str, number: int) -> list[list[RequestTimes]]:
         """Return the answers to each load."""
         loads = [_load(options, 4.0, 0.25 * capacity, seed=100 * number + 7)]
-        for i, share in enumerate(SHARES, 1):  # new prompts for each: nothing of them is cached
+        for i, share in enumerate(SHARES, 1):  # new prompts for each, none of which is cached
             loads.append(_load(options, for_s, share * capacity, seed=100 * number + 1000 * i))
         return asyncio.run(_answers(set_ups[name], half if set_ups[name].pools else whole, loads))
 
@@ -259,7 +259,7 @@ def _measure_goodput(
 
 
 async def _one_process(options: ReproduceOptions, config: EngineConfig) -> tuple[list[RequestTimes], float, int]:
-    """Return the times of requests that are alone, requests a second, and KV bytes of a token."""
+    """Return the times of requests that run alone, requests per second, and KV bytes per token."""
     async with started(config) as one:
         _, *alone = [(await answer_all(one, options.of_lengths([(PROMPT, OUTPUT)], seed=1 + i)))[0] for i in range(6)]
         capacity = _rate(await answer_all(one, options.of_lengths([(PROMPT, OUTPUT)] * 3 * SLOTS, seed=9)))
@@ -267,7 +267,7 @@ async def _one_process(options: ReproduceOptions, config: EngineConfig) -> tuple
 
 
 async def _each_stroke(options: ReproduceOptions, config: EngineConfig) -> float:
-    """Return requests a second of the slower stroke, each with a process of its own."""
+    """Return the requests per second of the slower phase, with one process for each."""
     async with started(config) as half:
         prefill = _rate(await answer_all(half, options.of_lengths([(PROMPT, 1)] * SLOTS, seed=10)))
         decode = _rate(await answer_all(half, options.of_lengths([(16, OUTPUT)] * 3 * SLOTS, seed=11)))
@@ -290,7 +290,7 @@ def _load(options: ReproduceOptions, for_s: float, rate: float, seed: int) -> Wo
 def _rate(
     answers: Sequence[RequestTimes], least_s: float = 0.0, ttft_s: float = math.inf, tpot_s: float = math.inf
 ) -> float:
-    """Return the requests a second that keep both limits; none is counted to have ended before `least_s`."""
+    """Return the requests per second within both limits; the run counts at least `least_s` seconds."""
     took_s = max(least_s, *(times.arrival_s + times.e2e_s for times in answers))
     return sum(times.ttft_s <= ttft_s and (times.tpot_s or 0.0) <= tpot_s for times in answers) / took_s
 
@@ -304,7 +304,7 @@ def _latencies(answers: Sequence[RequestTimes]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _network(set_up: SetUp) -> Generator[tuple[str, ...]]:
-    """What comes in front of the command of a process that is to have that link."""
+    """Yield the prefix for the command of a process that uses this link."""
     if set_up.link_mbit is None:
         yield ()
         return

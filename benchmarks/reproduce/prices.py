@@ -1,17 +1,17 @@
-"""The price of paging: time of a decode step over scattered KV blocks, beside KV that lies in one piece.
+"""Cost of paging: time of a decode step over scattered KV blocks, compared with contiguous KV.
 
     scattered    blocks of 16 tokens from a pool that concurrently growing requests have mixed
     in order     the same blocks, one contiguous run per request (--kv-reservation contiguous)
     contiguous   runs of blocks of 128 tokens, the span that attention reads at a time: no indirection inside
 
-The work and the tokens are the same. How scattered the blocks are is counted from the block tables.
+The work and the tokens are the same. The block tables show how scattered the blocks are.
 
-What it costs that rows do not know each other: the operators against torch's own, which do not promise it.
+Cost of batch invariance: our operators against torch's own, which do not guarantee it.
 
-Linear layers: all products of one layer, in proven tiles (kernels/reference/row_tiles.py) beside one plain
-`F.linear` each, by number of rows. Attention: paged, in partitions of 128 keys, beside one
-`scaled_dot_product_attention` over K and V that lie contiguous already, which no paged engine has; so its ratio holds
-the price of paging as well.
+Linear layers: all products of one layer, in proven tiles (kernels/reference/row_tiles.py) compared with one plain
+`F.linear` each, by number of rows. Attention: paged, in partitions of 128 keys, compared with one
+`scaled_dot_product_attention` over contiguous K and V, which no paged engine has; so its ratio includes
+the cost of paging.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FEWEST_APART = 0.5
 
 @dataclass(slots=True)
 class TableWatch:
-    """The block tables of the first KV group, followed through the batches."""
+    """Follower of the first KV group's block tables through the batches."""
 
     tables: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     """Block table by request."""
@@ -71,7 +71,7 @@ class TableWatch:
     def take_share_apart(self) -> float:
         """Return the share of neighbours in all tables that are not consecutive blocks, and forget the tables.
 
-        0 where no table has two blocks.
+        The share is 0 if no table has two blocks.
         """
         steps = [later - earlier for table in self.tables.values() for earlier, later in pairwise(table)]
         self.tables.clear()
@@ -80,7 +80,7 @@ class TableWatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedCase:
-    """One batch size and context: medians of rounds that ran in turn."""
+    """One batch size and context: medians of alternating rounds."""
 
     step_s: Mapping[str, Sequence[float]]
     """Seconds of whole engine steps by layout, one per round."""
@@ -90,13 +90,13 @@ class PagedCase:
     """Share of neighbouring blocks that lie apart, by layout."""
 
     def price(self, layout: str, *, operators_only: bool = False) -> float:
-        """Return how many times as long a step over scattered blocks takes: the median of the rounds' ratios."""
+        """Return the time of a step over scattered blocks relative to `layout`: the median of the rounds' ratios."""
         times = self.operator_s if operators_only else self.step_s
         return ratio(times["scattered"], times[layout])
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Run every case on all layouts in turn."""
+    """Run every case on all layouts alternately."""
     rounds, steps = (4, 32) if options.full else (2, 4)
     cases = CASES if options.full else ((1, 64), (4, 128))
     watches = {layout: TableWatch() for layout in LAYOUTS}
@@ -133,7 +133,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def claims_of(measured: Mapping[tuple[int, int], PagedCase]) -> Iterator[Claim]:
-    """Report the ratios; claim only that each layout is as its name says."""
+    """Yield the ratios as reports, and claims that each layout matches its name."""
     for case, found in measured.items():
         name = _name(case)
         yield Claim.at_least(f"{name}: scattered blocks that lie apart, share", FEWEST_APART, found.apart["scattered"])
@@ -147,7 +147,7 @@ def claims_of(measured: Mapping[tuple[int, int], PagedCase]) -> Iterator[Claim]:
 def _engine(
     options: ReproduceOptions, layout: str, cases: Sequence[tuple[int, int]], steps: int, watch: TableWatch
 ) -> ModelEngine:
-    """Return an engine with room for every case."""
+    """Return an engine with KV memory for every case."""
     longest = max(context for _, context in cases) + steps + 2
     most = max(batch for batch, _ in cases)
     # a budget that takes all prompts at once, so that every other step is decode only
@@ -202,16 +202,17 @@ def _name(case: tuple[int, int]) -> str:
 
 
 ROWS = (1, 3, 8, 32, 33, 64, 200, 512)
-"""One decode; a few; a ladder height; just beyond one; batches; a chunk of a prompt that fits no height; a budget."""
+"""Numbers of rows: one decode, a few, a tile height, just above one, batches, a prompt chunk that fits no height, a
+budget."""
 CONTEXTS = ((1, 1, 512), (8, 1, 512), (32, 1, 512), (1, 512, 512))
-"""(requests, queries of each, context of each)"""
+"""Cases: (requests, queries of each, context of each)."""
 CPU = torch.device("cpu")
 
 Operator = Callable[[], Tensor]
 
 
 def reproduce_invariance(options: ReproduceOptions) -> Reproduction:
-    """Both in turn, A B A B, medians of ratios."""
+    """Run both alternately, A B A B; report medians of ratios."""
     torch.set_num_threads(options.threads or torch.get_num_threads())
     config = find_model(options.model).config()
     dtype = torch.bfloat16 if config.dtype != "float32" else torch.float32
@@ -247,7 +248,7 @@ def reproduce_invariance(options: ReproduceOptions) -> Reproduction:
 
 
 def _linear(config: ModelConfig, dtype: torch.dtype, num_rows: int, repeats: int) -> dict[str, float]:
-    """All products of one decoder layer."""
+    """Time all products of one decoder layer."""
     layer, hidden = config.layers[0], config.hidden_size
     q, kv, inner = layer.q_size, layer.kv_size, layer.intermediate_size
     shapes = ((hidden, q + 2 * kv), (q, hidden), (hidden, 2 * inner), (inner, hidden))
@@ -268,7 +269,7 @@ def _linear(config: ModelConfig, dtype: torch.dtype, num_rows: int, repeats: int
 def _attention(
     config: ModelConfig, dtype: torch.dtype, num_seqs: int, num_queries: int, context: int, repeats: int
 ) -> dict[str, float]:
-    """One layer."""
+    """Time the attention of one layer."""
     spec = replace(config.layers[0].kv, window=None)
     heads, kv_heads, dim = config.layers[0].num_heads, spec.num_kv_heads, spec.head_dim
     generator = torch.Generator().manual_seed(0)
@@ -296,7 +297,7 @@ def _attention(
 
 
 def _side_by_side(ours: Operator, plain: Operator, repeats: int) -> dict[str, float]:
-    """Median milliseconds of both, and the median of their ratios."""
+    """Return the median milliseconds of both, and the median of their ratios."""
 
     operators = {"ours": ours, "plain": plain}
 

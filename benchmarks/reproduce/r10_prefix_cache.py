@@ -1,28 +1,28 @@
-"""R10: hits of the prefix cache on real request traces, and what they do to the time to the first token.
+"""R10: hits of the prefix cache on real request traces, and their effect on the time to the first token.
 
-Lengths are divided by 64 and so are the trace's 512-token blocks, which become blocks of 8 tokens; requests run one at
+Lengths are divided by 64, and so are the trace's 512-token blocks, which become blocks of 8 tokens. Requests run one at
 a time in the trace's order. Hits are counted by the engine and must equal the replay of the pool's documented rules to
 the block, request by request.
 
-The published ideals (36.6 % and 64.0 % of all prompt blocks) count every block of the trace, the partly filled last one
-too. Ours count what an engine can use: full blocks, and never the block with the prompt's last token, which has to be
-computed to be sampled from. That costs 0.04 and 0.18 percentage points.
+The published ideals (36.6 % and 64.0 % of all prompt blocks) count every block of the trace, including the partly
+filled last one. Ours count what an engine can use: full blocks, and never the block with the prompt's last token, which
+has to be computed to be sampled from. That costs 0.04 and 0.18 percentage points.
 
 The gain in TTFT is smaller than the share of cached tokens. A step has a fixed time that does not depend on its tokens,
 and a token after a cached prefix still attends to all of it. So the step-time model predicts the gain from lengths and
-predicted hits (cost/step_model.py); it is fitted just before. The prediction by tokens alone stands beside it. Each
-request runs several times, always after a reset of the cache, and its median counts: one hiccup of the machine in 500
-requests exceeds the gain.
+predicted hits (cost/step_model.py); it is fitted just before. The prediction by tokens alone is reported, too. Each
+request runs several times, always after a reset of the cache, and its median counts: one outlier in 500 requests
+exceeds the gain.
 
-What a cache of a given size ought to hit, one request after the other, is predicted (LruReplay) by the rules of the
-block pool as they are documented, and nothing else of it:
+The hits of a cache of a given size, one request after the other, are predicted (LruReplay) only from the documented
+rules of the block pool:
 
 - only full blocks can be found, and a prompt's last token is always computed: at most (prompt tokens - 1) // block_size
   blocks are hits;
-- a block that is needed comes from the free ones, else the cached block given back longest ago is forgotten;
-- a block can be found once its last token is computed; when the same content can be found already, the old one stays
+- a needed block comes from the free ones, or else the cached block freed longest ago is evicted;
+- a block can be found once its last token is computed; if the same content can be found already, the old block stays
   and the new one is free as soon as its request has ended;
-- a request that ends gives its blocks back tail first, so its head is forgotten last.
+- a request that ends frees its blocks tail first, so its head is evicted last.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _ROOT = -1
 
 @dataclass(slots=True)
 class LruReplay:
-    """A cache with one user at a time.
+    """Replay of a prefix cache with one request at a time.
 
     Args:
-        num_blocks: blocks there are; None never forgets.
+        num_blocks: size of the pool; None never evicts.
         block_size: tokens per block.
-        output_token_id: what every output consists of.
+        output_token_id: token of every output.
     """
 
     num_blocks: int | None
@@ -63,13 +63,13 @@ class LruReplay:
     output_token_id: int = 1
     _names: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict[tuple[int, tuple[int, ...]], int])
     _cached: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
-    """Content that can be found; the first is forgotten first."""
+    """Blocks that can be found; the first is evicted first."""
 
     def run(self, request: WorkloadRequest) -> int:
-        """Runs one request to its end.
+        """Run one request to its end.
 
         Returns:
-            How many of the prompt's blocks were found.
+            Number of the prompt's blocks that were found.
         """
         size = self.block_size
         num_prompt = len(request.prompt_token_ids)
@@ -90,7 +90,7 @@ class LruReplay:
         return num_hits
 
     def _chain(self, request: WorkloadRequest) -> list[int]:
-        """One name per full block, equal where all tokens up to the block's end are equal."""
+        """Return one name per full block, equal if all tokens up to the block's end are equal."""
         size = self.block_size
         tokens = request.prompt_token_ids + (self.output_token_id,) * (request.max_tokens - 1)
         names: list[int] = []
@@ -118,7 +118,7 @@ class LruReplay:
 
 SPEC = TraceSpec(divisor=64)
 CAPACITIES = (1000, 3000, 10_000, 30_000, None)
-"""Blocks; None holds everything."""
+"""Sizes of the cache in blocks; None holds everything."""
 PUBLISHED = {
     "conversation": (0.045, 0.065, 0.211, 0.326, 0.366),
     "synthetic": (0.083, 0.188, 0.424, 0.624, 0.640),
@@ -126,16 +126,16 @@ PUBLISHED = {
 """Share of all prompt blocks found, by capacity, from a block-wise replay without our last-token rule."""
 SMALL = 300
 ONE_AT_A_TIME = SchedulerConfig(max_num_seqs=1)
-"""One request at a time, its prompt in chunks of the usual budget."""
+"""Scheduler with one request at a time, its prompt in chunks of the usual budget."""
 TTFT_REQUESTS = 500
 ROUNDS = 3
-"""Times that each request runs; its median counts."""
+"""Runs of each request; results are medians."""
 POINTS = 0.05
 """Largest accepted difference between the gain and its prediction."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Replays, then runs the engine; both on full traces, or on their beginnings."""
+    """Replay the traces, then run the engine; full traces, or their beginnings."""
     claims: list[Claim] = []
     details: dict[str, Any] = {}
     remarks: list[str] = []
@@ -229,7 +229,8 @@ def _predicted(workload: Workload, step_times: FittedSteps) -> dict[str, float]:
 
 
 def _ttft(workload: Workload, options: ReproduceOptions, step_times: FittedSteps) -> dict[str, Any]:
-    """Two engines side by side, request by request, so that the machine's moods hit both alike."""
+    """Return the effect of the cache on TTFTs, from two engines that alternate by request, so that noise affects
+    both."""
     workload = workload.cut_outputs(1)
     longest = workload.max_request_tokens
     all_blocks = sum(-(-r.num_tokens // SPEC.block_size) for r in workload.requests)

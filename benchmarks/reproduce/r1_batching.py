@@ -1,7 +1,7 @@
 """R1: continuous against static batching, in slot-steps and in seconds.
 
-Static batching makes everybody wait for the longest of a batch, so a slot-step is useful with a probability of
-mean / E[longest of B]; continuous batching uses every slot while anybody waits. The gain is E[max of B] / mean: the
+Static batching makes all requests of a batch wait for the longest, so a slot-step is useful with a probability of
+mean / E[longest of B]; continuous batching uses every slot while any request waits. The gain is E[max of B] / mean: the
 harmonic number for exponential lengths, 2 B / (B + 1) for uniform ones, nothing for constant ones.
 
 In seconds the gain is smaller, because a step with few live rows is cheaper than a full one (static mode computes no
@@ -34,14 +34,14 @@ GROUPS: Mapping[str, Mapping[int, int]] = {
 }
 """Static batches: enough that the mean of their longest is within a percent or two of its expectation."""
 WALL_GROUPS, WALL_ROUNDS = 5, 2
-"""Static batches per size on the model, and how often both modes run them in turn."""
+"""Static batches per size on the model, and rounds in which both modes run them alternately."""
 STEPS_PER_HEIGHT = 24
 """Steps that are timed at each number of live requests."""
 BATCHINGS = ("static", "continuous")
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Predicts and measures all sizes and length distributions."""
+    """Predict and measure all sizes and length distributions."""
     claims: list[Claim] = []
     details: dict[str, Any] = {"slot_steps": {}, "wall": {}}
     num_off = 0
@@ -86,7 +86,7 @@ def _slot_steps(kind: str, lengths: Lengths, num_slots: int, options: ReproduceO
         "drawn_lengths": num_slots / ideal["static"].tokens_per_step,
     }
     runs = {mode: count_slots(mode, num_slots, workload, f"R1 {kind}, {num_slots} slots, {mode}") for mode in BATCHINGS}
-    # while somebody waits; a static batch wastes as much in the last group as in any other
+    # while requests wait; a static batch wastes as much in the last group as in any other
     rates = {
         "static": _tokens_per_step(runs["static"], saturated_only=False),
         "continuous": _tokens_per_step(runs["continuous"], saturated_only=True),

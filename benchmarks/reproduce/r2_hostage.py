@@ -1,8 +1,9 @@
-"""R2: the hostage. One request of 2,000 tokens in a batch with nine of 20, ten slots.
+"""R2: one long request holds up short ones: 2,000 tokens in a batch with nine of 20, ten slots.
 
 Static batching keeps nine slots idle for 1,980 of 2,000 steps: 2,180 useful slot-steps of 20,000. Continuous batching
 needs 218 steps for the same ten requests while the queue is full. Below saturation, a short request that arrives while
-the hostage-taker runs waits for the end of the batch in the one mode, and for its own 20 tokens in the other.
+the long one runs waits for the end of the batch with static batching, and only for its own 20 tokens with continuous
+batching.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ LONG, SHORT = 2000, 20
 GROUP = (LONG, *(SHORT,) * 9)
 MODES = ("static", "continuous")
 GROUPS = {True: 100, False: 12}
-"""Times ten requests, by whether the size is full."""
+"""Multiples of ten requests, by whether the size is full."""
 STEPS_BETWEEN_ARRIVALS = LONG // SLOTS * 1.1
-"""Just below what static batching can take: ten requests per batch of 2,000 steps."""
+"""Steps between arrivals, for a load just below static batching's capacity of ten requests per 2,000 steps."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Predicts and measures throughput with a full queue, and latency just below saturation."""
+    """Predict and measure throughput with a full queue, and latency just below saturation."""
     num_groups = GROUPS[options.full]
     outputs = GROUP * num_groups
     static, continuous = (SlotCount.of(SCHEDULES[mode](outputs, SLOTS), SLOTS) for mode in MODES)
@@ -68,7 +69,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _steps_per_request(run: Run) -> float:
-    """Steps that a request costs while somebody waits, by the share of its tokens made in such steps."""
+    """Return the steps that a request costs while requests wait, by the share of its tokens made in such steps."""
     waiting = [s for s in run.steps if s.num_waiting]
     tokens_each = run.num_output_tokens / len(run.requests)
     return tokens_each * len(waiting) / sum(s.num_seqs for s in waiting)

@@ -1,4 +1,4 @@
-"""Workloads through a model's engine, with everything that happened, and the same in simulated time."""
+"""Workloads through a model's engine, with all events, and the same workloads in simulated time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from twostroke.simulation.simulate import simulate
 
 @dataclass(frozen=True, slots=True)
 class FittedSteps:
-    """Step times of a model on this machine, measured just now."""
+    """Step times of a model on this machine, measured just before."""
 
     model: StepTimeModel
     layers: Layers
@@ -46,16 +46,16 @@ class FittedSteps:
         return cls(fit_step_model(found.steps), found.layers)
 
     def seconds(self, shares: Iterable[tuple[int, int, int]]) -> float:
-        """Return the seconds of a step; of each request, tokens computed before, query tokens, rows of logits."""
+        """Return the seconds of a step, from each request's computed tokens, query tokens and rows of logits."""
         return self.model.seconds(self.layers.work(shares))
 
 
 _WARM_UP = (48, 2)
-"""Tokens of prompt and output."""
+"""Prompt and output tokens of the warm-up requests."""
 
 
 def with_values(values: Mapping[str, Any], *configs: Any) -> tuple[Any, ...]:
-    """Return configs with other values, each where there is such a field."""
+    """Return configs with these values, each in the config that has the field."""
     known = [{field.name for field in fields(config)} for config in configs]
     unknown = values.keys() - set().union(*known)
     assert not unknown, f"no setting is called {unknown}"
@@ -74,15 +74,15 @@ def recorded(
     max_model_len: int | None = None,
     step_times: StepTimeModel | None = None,
 ) -> list[Event]:
-    """The log of a run.
+    """Return the log of a run.
 
     Args:
         options: of the command.
         scheduler: its settings.
         cache: its settings.
-        workload: what arrives when.
+        workload: requests and their arrivals.
         max_model_len: the context; default: that of the longest request.
-        step_times: by which limits of time are kept.
+        step_times: model that keeps time limits.
     """
     events: list[Event] = []
     load = options.load(max_model_len or max(workload.max_request_tokens, sum(_WARM_UP)))
@@ -101,14 +101,14 @@ def served(
     warm_up: Workload | None = None,
     title: str | None = None,
 ) -> Run:
-    """Return the run of a workload through an engine of its own.
+    """Return the run of a workload through its own engine.
 
     Args:
         options: of the command.
         scheduler: its settings.
         cache: its settings.
-        workload: what arrives when.
-        warm_up: runs before.
+        workload: requests and their arrivals.
+        warm_up: workload to run before.
         title: of a progress bar.
     """
     with closing(model_engine(options.load(workload.max_request_tokens), scheduler, cache)) as engine:
@@ -124,14 +124,14 @@ def serve_and_simulate(
     step_times: StepTimeModel,
     num_kv_blocks: int | None = None,
 ) -> tuple[Run, Run]:
-    """As it was, and as it was predicted.
+    """Return the measured run and the predicted one.
 
     Args:
         options: of the command.
         config: of the scheduler.
-        workload: what arrives when.
+        workload: requests and their arrivals.
         step_times: fitted on this machine.
-        num_kv_blocks: of 16 tokens; default: as many as all requests take together.
+        num_kv_blocks: of 16 tokens; default: as many as all requests need together.
     """
     needed = sum(-(-request.num_tokens // 16) + 1 for request in workload.requests)
     cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_kv_blocks or needed)

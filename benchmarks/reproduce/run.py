@@ -1,4 +1,4 @@
-"""Reproduces results of the field: each predicted, then measured, then saved as JSON and PNG."""
+"""Reproduction of results of the field: each is predicted, then measured, then saved as JSON and PNG."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from twostroke.tables import print_table
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A result of the field, and who reproduces it."""
+    """A result of the field, and the function that reproduces it."""
 
     module: str
-    """In this package."""
+    """Module in this package."""
     title: str
     needs_model: str = ""
-    """Why nothing is run without a model; empty: some of it is."""
+    """Reason why nothing runs without a model; empty: a part of it runs."""
     function: str = "reproduce"
-    """Of the module."""
+    """Function in the module."""
 
 
 _MODEL = "this needs a model: nothing was run"
@@ -80,19 +80,19 @@ RESULTS: Mapping[str, Study] = {
 
 
 def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console | None = None) -> list[Reproduction]:
-    """Reproduces results, prints prediction beside measurement, and saves both.
+    """Reproduce results, print predictions and measurements, and save both.
 
     Args:
-        names: of RESULTS; "all" stands for every one.
+        names: of RESULTS; "all" means all of them.
         options: sizes, model, places.
-        console: where tables go; default: standard output.
+        console: for tables; default: standard output.
 
     Returns:
-        What was found, in the order of RESULTS.
+        The reproductions, in the order of RESULTS.
 
     Raises:
-        InvalidParameter: an unknown name, or a folder that results cannot be written to.
-        NotOnThisMachine: one that is asked for by name needs what this machine lacks.
+        InvalidParameter: a name is unknown, or results cannot be written to the folder.
+        NotOnThisMachine: this machine lacks something for a result that is requested by name.
     """
     console = console or Console()
     chosen = _chosen(names)
@@ -131,14 +131,14 @@ def _chosen(names: Sequence[str]) -> list[str]:
 
 
 def _with_kernels(config: Mapping[str, Any], options: ReproduceOptions) -> Mapping[str, Any]:
-    """Add a processor's default operators, where a model runs and the result does not say what served."""
+    """Add a processor's default operators, if a model runs and the result does not record its operators."""
     if not options.with_model or "kernels" in config:
         return config
     return {"kernels": operators_for(torch.device("cpu"), torch.bfloat16).name, **config}
 
 
 def _save(name: str, reproduction: Reproduction, options: ReproduceOptions, console: Console) -> None:
-    # small runs are a look, not a result: they never overwrite one
+    # small runs are a quick look: they never overwrite a result
     label = options.label or ("" if options.model == "embedded" else Path(options.model_name).name)
     model = f"-{label}" if label else ""
     file_name = f"{name}{model}{'' if options.full else '-small'}"

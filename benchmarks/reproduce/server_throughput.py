@@ -1,10 +1,10 @@
-"""The server beside the offline API: 64 streams at once and the same prompts to `LLM.generate`, in turn.
+"""The server compared with the offline API: 64 streams at once and the same prompts to `LLM.generate`, alternating.
 
-Both have one model thread: of two cores, the other is for the HTTP process and the client, which gives way to it (its
-processor time is no part of the server's). When a token was sampled the server's flight recorder knows, when its event
-came the client; both read one clock. A client that gives way reads an event after the server has written all of its
-step, so the delay holds what the client needs for 64 events too. The delay is that of the middle round: on a machine
-that others work on, single rounds differ by a third.
+Both have one model thread: of two cores, the other is for the HTTP process and the client, which runs at a lower
+priority (its processor time is not the server's). The server's flight recorder has the time at which a token was
+sampled, the client the time of its event; both read one clock. A low-priority client reads an event after the server
+has written all of its step, so the delay includes the client's work for 64 events. The reported delay is that of the
+middle round: on a shared machine, single rounds differ by a third.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ GOAL_RATIO = 0.97
 GOAL_US_PER_TOKEN = 25.0
 GOAL_DELAY_MS = 5.0
 LONG_STEP_S = 0.010
-"""The delay of an event is held against its goal where a step takes at least this long."""
+"""Step time from which the delay of an event is compared with its goal."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Alternates the two, with one model thread and then with two."""
+    """Alternate the two, with one model thread and then with two."""
     rounds, outputs = _size(options)
     workload = options.drawn(STREAMS, PROMPTS, Lengths.fixed(outputs))
     threads = sorted({1, options.threads or 2})
@@ -91,20 +91,20 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _size(options: ReproduceOptions) -> tuple[int, int]:
-    """Rounds, and tokens of an output."""
+    """Return the rounds, and the tokens of an output."""
     if not options.full:
         return 2, 32
     return (9, 512) if options.model == "embedded" else (3, 96)
 
 
 def _engine_settings(threads: int, longest: int) -> dict[str, Any]:
-    """Settings that both sides have: room for all streams at their longest, and no prefix found a second time."""
+    """Return the settings of both sides: KV memory for all streams at their longest, and no prefix cache."""
     others = {"block_size": BLOCK_SIZE, "enable_prefix_caching": False}
     return {"threads": threads, **room_for(STREAMS, longest), **others}
 
 
 def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, rounds: int) -> dict[str, Any]:
-    """Return output tokens per second of both, round by round, and processor time per token beside the server."""
+    """Return output tokens per second of both, round by round, and processor time per token of server and client."""
     settings = _engine_settings(threads, workload.max_request_tokens)
     num_tokens = workload.num_output_tokens
     found: list[dict[str, float]] = []
@@ -114,7 +114,7 @@ def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, r
         server.run(options.model, warm_up)
         for _ in range(rounds):
             offline_s, before_s = _offline(llm, workload), server.http_cpu_s()
-            with giving_way():  # it is the server that is measured here, as clients elsewhere find it
+            with giving_way():  # measure the server as remote clients see it
                 run = server.run(options.model, workload)
             found.append(
                 {
@@ -129,7 +129,7 @@ def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, r
 
 
 def _offline(llm: LLM, workload: Workload) -> float:
-    """Seconds that `LLM.generate` takes for the workload."""
+    """Return the seconds that `LLM.generate` takes for the workload."""
     prompts: list[Prompt] = [{"prompt_token_ids": r.prompt_token_ids} for r in workload.requests]
     params = [SamplingParams(temperature=0.0, max_tokens=r.max_tokens, ignore_eos=True) for r in workload.requests]
     start_s = time.monotonic()
@@ -138,7 +138,7 @@ def _offline(llm: LLM, workload: Workload) -> float:
 
 
 Hop = tuple[TokensDelivered, float]
-"""The way of a token: its step's delivery, and when the client had read it (seconds)."""
+"""Path of a token: its step's delivery, and the time (seconds) at which the client had read it."""
 SEGMENTS: Mapping[str, Callable[[TokensDelivered, float], float]] = {
     # the engine accounts for the step and encodes its report
     "sampled_to_sent": lambda step, _: step.sent_s - step.sampled_s,

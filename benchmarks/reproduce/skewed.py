@@ -1,14 +1,14 @@
 """R3 and R4: KV memory under a skewed load, paged against contiguous.
 
-The load is many short requests and a few that need all of the context, as chats have them.
+The load is many short requests and a few that need all of the context, as in chats.
 
-R3, share of the allocated memory that holds nothing, sampled at every step. Contiguous reservation gives everybody room
-for the longest request: 1 - mean/max of it is empty. Paged memory wastes only the unfilled end of each request's last
+R3, share of the allocated memory that holds nothing, sampled at every step. Contiguous reservation gives each request
+space for the longest one: 1 - mean/max of it is empty. Paged memory wastes only the unfilled end of each request's last
 block: about 7.5 slots of 16.
 
-R4, requests that run at once in the same bytes. Contiguous: bytes / room for the longest request. Paged: bytes / mean
-length of a live request. So the ratio is max_len / mean_len, less what waits at the head of the queue for room that is
-not there yet.
+R4, requests that run at once in the same bytes. Contiguous: bytes / space for the longest request. Paged: bytes / mean
+length of a live request. So the ratio is max_len / mean_len, less the memory that is free but too small for the request
+at the head of the queue.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ LONGEST_THAT_FIT = 8
 """Requests of the greatest length for which R4 has KV memory."""
 KINDS = ("paged", "contiguous")
 DIVISOR = 16
-"""Trace lengths are divided by this: prompts of 750 tokens on average, 7,900 at most."""
+"""Divisor of the trace's lengths: prompts of 750 tokens on average, 7,900 at most."""
 TRACE = "mooncake_conversation.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """What a workload does to KV memory, from its lengths alone, when each prompt is computed in one step.
+    """KV memory of a workload, from its lengths alone, if each prompt is computed in one step.
 
-    A request of p prompt and o output tokens is there for o steps, with p, p + 1, … p + o - 1 tokens (the last token
-    that is sampled is never computed).
+    A request of p prompt and o output tokens stays for o steps, with p, p + 1, … p + o - 1 tokens (the last sampled
+    token is never computed).
     """
 
     mean_len: float
-    """Tokens of a live request, on average over requests and their steps."""
+    """Tokens of a live request, averaged over requests and their steps."""
     max_len: int
     paged_waste: float
-    """Share of the slots in blocks of `block_size` that hold nothing."""
+    """Unused share of the slots in blocks of `block_size`."""
     contiguous_waste: float
-    """The same when each request is given room for the longest, in whole blocks."""
+    """Unused share if each request gets space for the longest, in whole blocks."""
 
     @classmethod
     def of(cls, workload: Workload, block_size: int) -> Residence:
-        """Sums over every request and step."""
+        """Sum over every request and step."""
         used = allocated = steps = 0
         for request in workload.requests:
             lens = np.arange(request.max_tokens) + len(request.prompt_token_ids)
@@ -71,7 +71,7 @@ class Residence:
 
 
 def skewed_workloads(options: ReproduceOptions) -> dict[str, Workload]:
-    """A synthetic one, always; the trace that it imitates, when it is there."""
+    """Return an imitated workload, and the trace that it imitates if that is available."""
     workloads = {"imitated": _imitated(8000 if options.full else 400, options.seed)}
     path = options.traces / TRACE
     if path.exists():
@@ -82,7 +82,7 @@ def skewed_workloads(options: ReproduceOptions) -> dict[str, Workload]:
 
 
 def _imitated(count: int, seed: int) -> Workload:
-    """Log-normal lengths with the logarithmic mean and deviation of the conversation trace, over DIVISOR."""
+    """Return log-normal lengths with the logarithmic mean and deviation of the conversation trace, over DIVISOR."""
     rng = np.random.default_rng(seed)
     prompts = _whole(rng.lognormal(8.737, 1.199, count) / DIVISOR, at_most=7800)
     outputs = _whole(rng.lognormal(5.336, 1.358, count) / DIVISOR, at_most=120)
@@ -95,7 +95,7 @@ def _whole(lengths: Sequence[float] | np.ndarray, at_most: int) -> list[int]:
 
 
 class WasteSampler:
-    """Adds up the bytes of used blocks, and those that hold something, over all steps."""
+    """Sum of the bytes of used blocks, and of those that hold something, over all steps."""
 
     def __init__(self) -> None:
         self.allocated = self.used = 0
@@ -112,7 +112,7 @@ class WasteSampler:
 
 
 _Found = tuple[tuple[Claim, ...], dict[str, Any]]
-"""Claims of one workload, and what they rest on."""
+"""Claims of one workload, and their data."""
 
 
 def reproduce_waste(options: ReproduceOptions) -> Reproduction:
@@ -142,7 +142,7 @@ def _waste(name: str, workload: Workload, residence: Residence) -> _Found:
 
 
 def reproduce_concurrency(options: ReproduceOptions) -> Reproduction:
-    """R4: predict from the lengths, then count running requests while somebody waits for KV memory."""
+    """R4: predict from the lengths, then count running requests while requests wait for KV memory."""
     found = _reproduction(options, _concurrency, {"longest_that_fit": LONGEST_THAT_FIT})
     ratios = [claim for claim in found.claims if claim.rule.startswith("within") and "/" in claim.what]
     shown = _beside(ratios, "predicted: max / mean length")
@@ -152,7 +152,7 @@ def reproduce_concurrency(options: ReproduceOptions) -> Reproduction:
 def _concurrency(name: str, workload: Workload, residence: Residence) -> _Found:
     scheduler = SchedulerConfig(max_num_seqs=4096, max_num_batched_tokens=1 << 20)
     num_blocks = LONGEST_THAT_FIT * -(-residence.max_len // BLOCK_SIZE)
-    # the mean over requests and steps of what is filled, by what it takes to hold it
+    # mean filled slots over requests and steps, divided by the filled share
     predicted = residence.max_len / (residence.mean_len / (1 - residence.paged_waste))
     runs = {kind: _run("R4", workload, kind, scheduler, num_blocks) for kind in KINDS}
     running = {kind: [step.num_seqs for step in run.steps if step.num_waiting] for kind, run in runs.items()}
@@ -175,7 +175,7 @@ def _concurrency(name: str, workload: Workload, residence: Residence) -> _Found:
 def _reproduction(
     options: ReproduceOptions, measure: Callable[[str, Workload, Residence], _Found], config: dict[str, int]
 ) -> Reproduction:
-    """Every workload, and a remark where there is no trace."""
+    """Measure every workload; add a remark if there is no trace."""
     workloads = skewed_workloads(options)
     found = {name: measure(name, workload, Residence.of(workload, BLOCK_SIZE)) for name, workload in workloads.items()}
     missing = f"no trace in {options.traces_name}: only the imitated workload was run"

@@ -1,13 +1,13 @@
 """An hour of everything: chats, long prompts, shared prefixes, background work, refusals, clients that vanish.
 
-    bits      every answer equals the first one to the same order, whatever else was in its batches
+    bits      every answer equals the first one to the same request, in any batch
     memory    of each process grows no faster than a bound, over the second half
     p99       of the time between tokens and to the first one: no twelfth of the run is much worse than the others,
               among the twelfths in which no other process took the processors
     the end   nothing runs, nothing is held, no connection, no thread is left over
 
-Little KV memory, so that requests are preempted; a load that leaves the engine idle for a part of the time, so that
-times are the server's and not a queue's.
+KV memory is small, so that requests are preempted. The load leaves the engine idle for part of the time, so that
+latencies are the server's and not a queue's.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from twostroke.measure.serve.load import HttpClient, HttpFailure, Origin
 from twostroke.process_memory import anonymous_bytes
 
 GOAL_GROWTH_MB_PER_MINUTE = 0.1
-"""Of each process: 6 MB an hour are more than a log of everything that an allocator does not give back, and less than a
-leak of 350 bytes for each of the requests."""
+"""Largest memory growth of each process: 6 MB an hour are more than an allocator's fragmentation, and less than a leak
+of 350 bytes per request."""
 GOAL_WORST_WINDOW = 1.5
-"""Times the median window's p99."""
+"""Largest p99 of a window, relative to the median window's."""
 WINDOWS = 12
 MOST_CONTENTION = 0.1
 """Largest share of the processors that other processes may take in any interval of a judged twelfth. A smaller share
@@ -64,32 +64,32 @@ _FEWEST_JUDGED = WINDOWS // 2
 _WARM_UP = 0.5
 """Share of the run before memory counts."""
 _VANISHING = 0.05
-"""Of the clients."""
+"""Share of clients that vanish."""
 _BURST, _BURST_EVERY = 24, 50
-"""So many requests at once, in place of each fiftieth: they fill the memory, the others do not."""
+"""Size and interval of bursts: so many requests at once, in place of each fiftieth, fill the memory."""
 _MOST_AT_ONCE = 64
 _SAMPLES = 720
-"""Of memory."""
+"""Number of memory samples."""
 
 
 @dataclass(slots=True)
 class _Soak:
-    """What was seen."""
+    """Observations of a run."""
 
     answers: Answers = field(default_factory=Answers)
     counts: Counter[str] = field(default_factory=Counter[str])
-    """By kind of order."""
+    """Number of requests by kind."""
     endings: Counter[tuple[Way, Ending]] = field(default_factory=Counter[tuple[Way, Ending]])
     ttft_s: list[list[float]] = field(default_factory=lambda: [[] for _ in range(WINDOWS)])
     gaps_s: list[list[float]] = field(default_factory=lambda: [[] for _ in range(WINDOWS)])
     times_s: list[float] = field(default_factory=list[float])
     memory: dict[str, list[int]] = field(default_factory=lambda: {"http": [], "engine": [], "others": []})
-    """Bytes by process at these times."""
+    """Bytes of each process at these times."""
     processors: list[ProcessorTimes] = field(default_factory=list[ProcessorTimes])
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Runs it; an hour in full, some seconds otherwise."""
+    """Run the soak: an hour in full, otherwise some seconds."""
     for_s, per_s, num_orders = (3600.0, 4.0, 160) if options.full else (8.0, 5.0, 16)
     settings: dict[str, Any] = {
         "threads": options.threads or 1,
@@ -156,7 +156,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _let_down(soak: _Soak) -> int:
-    """Of the clients that might leave; of those of the deck it is known order by order."""
+    """Return the bad endings of clients that may disconnect; those of known requests are counted per request."""
     bad = (Ending.BROKEN, Ending.ERROR, Ending.STUCK)
     return sum(
         count
@@ -180,8 +180,8 @@ def latency_claims(
 
     Args:
         windows: percentiles of "itl" and "ttft", by twelfth.
-        taken: the largest share of the processors that other processes took, by twelfth; None where it is unknown, and
-            that twelfth is judged.
+        taken: the largest share of the processors that other processes took, by twelfth; None if unknown, and then that
+            twelfth is judged.
         full: False reports and does not judge.
     """
     judged = [share is None or share <= MOST_CONTENTION for share in taken]
@@ -238,14 +238,14 @@ async def _watch(server: LocalServer, every_s: float, soak: _Soak) -> None:
 
 
 class _Clients:
-    """They come one after another, whatever became of those before, until there are too many at once.
+    """Clients that arrive one after another, independently of earlier ones, until there are too many at once.
 
     Args:
-        server: where they come.
-        for_s: how long.
+        server: that they send requests to.
+        for_s: duration of the run.
         per_s: arrivals, of a request or a burst.
-        deck: of different orders.
-        seed: decides on the rest.
+        deck: different requests, each with a known answer.
+        seed: of all other choices.
     """
 
     def __init__(self, server: LocalServer, for_s: float, per_s: float, deck: Sequence[KnownOrder], seed: int) -> None:
@@ -259,7 +259,7 @@ class _Clients:
         self._begin_s = monotonic_clock()
 
     async def come(self) -> None:
-        """All of them, and away again; of the deck first each order once, then any."""
+        """Run all clients to their end; each request of the deck is sent once, then random ones."""
         unseen, numbers = iter(self._deck), itertools.count(1)
         async with asyncio.TaskGroup() as group:
             with tqdm(total=int(self.for_s), desc="soak", unit="s", disable=None, leave=False) as bar:
@@ -298,7 +298,7 @@ class _Clients:
 
 
 def _num_threads(server: LocalServer) -> int:
-    """Of all of the server's processes."""
+    """Return the threads of all of the server's processes."""
     return sum(len(list(Path(f"/proc/{pid}/task").glob("*"))) for pid in server.family())
 
 

@@ -2,15 +2,15 @@
 
 Time of a decode step at a fixed batch and context, over prompts of different content.
 
-A step reads the same weights and the same amount of KV whatever the tokens mean. So a hard question costs no more per
-token than an easy one; it only takes more tokens. One engine runs each content in turn, repeatedly. The spread between
-contents is compared with the spread between runs of one content.
+A step reads the same weights and the same amount of KV for any tokens. So a hard question costs no more per token than
+an easy one; it only takes more tokens. One engine runs the contents alternately. The spread between contents is
+compared with the spread between runs of one content.
 
 R13: the roofline of decode. A step that makes one token of one request reads every weight and its KV once.
 
-Predicted is what must be read over the bandwidth measured in the same run. Measured is TPOT at several contexts. The
-claim is that the measured limits hold. Where a step is faster than they allow, the limits are raised to fit it; the
-claim's figure is the factor (1: they hold). The share of the floor that is reached is reported.
+The prediction is the bytes to read over the bandwidth measured in the same run. The measurement is TPOT at several
+contexts. The claim is that the measured limits hold. If a step is faster than they allow, the limits are raised to fit
+it; the claim's figure is the factor (1: they hold). The reached share of the floor is reported.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ PROMPT = 16
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Decode-only steps at several batch sizes, on the model and without one."""
+    """Measure decode-only steps at several batch sizes, on the model and without one."""
     output = 128 if options.full else 24
     workloads = {n: options.of_lengths([(PROMPT, output)] * n, seed=n) for n in SIZES}
-    # without a model, all of a step is deciding and accounting: the part that the runner's preparation adds to
+    # without a model, a step is only deciding and accounting; the runner's preparation comes on top
     counting = {
         n: counting_engine(SchedulerConfig(max_num_seqs=n), CacheConfig(), max_model_len=PROMPT + output) for n in SIZES
     }
@@ -104,7 +104,7 @@ Prompts = Sequence[tuple[int, ...]]
 
 
 def reproduce_content(options: ReproduceOptions) -> Reproduction:
-    """Run all contents in turn, A B C D A B C D, at each batch size."""
+    """Run all contents alternately, A B C D A B C D, at each batch size."""
     rounds, steps = (9, 48) if options.full else (2, 6)
     given = {content: _prompts(content, options) for content in CONTENTS}
     cache = CacheConfig(enable_prefix_caching=False)
@@ -183,11 +183,11 @@ def _draw_content(figure: Any, measured: Mapping[int, Mapping[str, Sequence[floa
 
 
 _LARGEST_CACHE = 1 << 29
-"""Bytes; a model that caches hold may well be faster than memory."""
+"""Bytes of the largest cache; a model that fits into caches may be faster than memory allows."""
 
 
 def reproduce_roofline(options: ReproduceOptions) -> Reproduction:
-    """Sweeps over contexts."""
+    """Sweep over contexts."""
     config = find_model(options.model).config()
     threads = options.threads or Hardware.of_this_machine().cores
     lengths = "64,256,512" if options.full else "16,32,64"

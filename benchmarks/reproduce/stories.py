@@ -1,7 +1,7 @@
-"""The switchboard's six stories, each as its button runs it: whether what it promises is what a newcomer sees.
+"""The six stories of the page's experiments, each run as by its button: whether the promised effect is visible.
 
-A story is told when its figure of all runs of one side lies on the promised side of all runs of the other, and is told
-in a minute. Which sentences that gave is kept in the result.
+A story succeeds if its figure in all runs of one side is on the promised side of all runs of the other, and if it
+takes less than a minute. The result keeps the verdict's sentences.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from twostroke.lab.stories import STORIES, Story
 from twostroke.measure.report import median
 
 GOAL_S = 60.0
-"""A story's length."""
+"""Longest duration of a story, in seconds."""
 _LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A story, once."""
+    """One run of a story."""
 
     took_s: float
     ratio: float
-    """Of its figure's medians: the second side to the first."""
+    """Ratio of its figure's medians: the second side to the first."""
     is_apart: bool
-    """The way it was promised."""
+    """Whether the sides differ as promised."""
     num_equal: int
     """Requests with the same tokens on both sides, in all runs."""
     num_requests: int
     verdict: Mapping[str, Any]
     figures: Mapping[str, Any]
-    """Of both sides, each with its range."""
+    """Figures of both sides, each with its range."""
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """One story after the other, several times each where it counts.
+    """Run one story after the other, in full several times each.
 
     Raises:
         SetupError: a story failed.
@@ -52,7 +52,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         refusal = f"stories are told by the embedded model, not by {options.model_name}: nothing was run"
         return Reproduction(remarks=(refusal,))
     num_times = 3 if options.full else 1
-    stories = STORIES if options.full else STORIES[:1]  # a look is half a minute
+    stories = STORIES if options.full else STORIES[:1]  # a quick run takes half a minute
     its_own = (
         "stories have seeds of their own, and half of the cores for each process: --seed and --threads change nothing"
     )
@@ -72,7 +72,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 async def tell(story: Story) -> Told:
-    """Runs a story to its end.
+    """Run a story to its end.
 
     Raises:
         SetupError: it failed.
@@ -115,6 +115,6 @@ def _claims(story: Story, told: list[Told], options: ReproduceOptions) -> Iterat
 
 
 def _is_exact(story: Story) -> bool:
-    """Both sides keep K and V in the same format, so that their tokens must be the same."""
+    """Return whether both sides keep K and V in the same format, so that their tokens must be the same."""
     a, b = (Side.of(settings).engine.cache.kv_cache_dtype for settings in (story.a, story.b))
     return a == b

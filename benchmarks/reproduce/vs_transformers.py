@@ -1,7 +1,7 @@
-"""Ours beside `transformers.generate`: one request at a time, and exponential output lengths in static batches of 16.
+"""Ours compared with `transformers.generate`: one request at a time, and exponential lengths in static batches of 16.
 
-Both get the same folder, prompts, element type and threads; runs alternate, and the ratio is the median over pairs of
-runs that stood side by side. Of transformers' attention implementations the faster one is used.
+Both get the same folder, prompts, element type and threads. Runs alternate, and the ratio is the median over pairs of
+neighbouring runs. The faster of transformers' attention implementations is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GOALS = {"batch 1": 1.0, "exponential": 3.0}
 
 
 def reproduce(options: ReproduceOptions) -> Reproduction:
-    """Alternates ours and theirs."""
+    """Alternate ours and theirs."""
     folder = find_folder_only(options.model, "transformers is to read the same folder")
     config = read_model_config(folder)
     # a model of production size takes minutes where the embedded one takes seconds
@@ -43,7 +43,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     with open_together(
         {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
     ) as engines:
-        torch.set_num_threads(threads)  # native kernels leave torch one, and the peer is to have as many as we
+        torch.set_num_threads(threads)  # native kernels leave torch one thread, and the peer has to get as many as ours
         peer, tried = fastest_peer(folder, config.dtype, _prompts(many.first(BATCH)), [16] * BATCH, BATCH)
         batched = {f"exponential, ours with {BATCH} slots": engines[BATCH], "exponential": engines[4 * BATCH]}
         rates = {
@@ -87,7 +87,7 @@ def _engine(options: ReproduceOptions, num_seqs: int, longest: int) -> ModelEngi
 def _side_by_side(
     engines: Mapping[str, ModelEngine], peer: TransformersPeer, workload: Workload, batch_size: int, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Rounds of every engine of ours and then the peer; the peer's rates stand beside each of ours.
+    """Run rounds of every engine of ours and then the peer; the peer's rates are compared with each of ours.
 
     Returns:
         Output tokens per second, their medians and ratio.

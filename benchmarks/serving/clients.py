@@ -1,9 +1,10 @@
-"""Requests whose answers are known once they have been answered once: seeded, so each must get the same ever after.
+"""Requests with reproducible answers: they are seeded, so each must always get the same answer as the first time.
 
-A deck of orders of every kind is made from a seed; clients draw from it. What a server does meanwhile (other batches,
-other blocks, preemptions, cached prefixes) may change when a token comes and never which.
+A fixed list of requests of every kind is made from a seed; clients draw from it. The server's other work (batches,
+blocks, preemptions, cached prefixes) may change the time of a token, but never the token.
 
-Clients as networks and people make them: they come, ask, and leave at the worst moment, over sockets of their own.
+Clients that behave like real networks and users: they connect, send, and disconnect at the worst moment, each over its
+own socket.
 
 connect ─► half the head ─► half the body ─► the whole request ─► some events ─► the end
               MID_HEAD        MID_BODY          UNANSWERED        MID_STREAM        STAYS
@@ -33,12 +34,12 @@ from twostroke.measure.serve.openai_wire import EventReader
 from twostroke.measure.serve.target import WholeAnswer
 
 MOST_TOKENS = 480
-"""Of prompt and output of any order."""
+"""Most prompt and output tokens of any request."""
 _TEXTS = ("Sort a list.", "def area(r):", "Name three colours.", "Why is the sky blue?", "class Stack:")
 
 
 class OrderKind(StrEnum):
-    """What is asked for."""
+    """Kind of a request."""
 
     STREAM = "a stream"
     LONG = "a stream behind a long prompt"
@@ -52,23 +53,23 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KnownOrder:
-    """One request."""
+    """One request with a known answer."""
 
     number: int
     kind: OrderKind
     path: str
     body: bytes
     status: int = 200
-    """That the answer has to have."""
+    """Expected status of the answer."""
 
     @property
     def is_timed(self) -> bool:
-        """Whether its times say what an interactive user notices."""
+        """Whether its latency is what an interactive user notices."""
         return self.kind in (OrderKind.STREAM, OrderKind.PREFIX)
 
 
 def deck_of(count: int, seed: int) -> list[KnownOrder]:
-    """Orders of every kind in turn."""
+    """Return requests of all kinds, alternating."""
     random = Random(seed)
     prefixes = [_tokens(random, 320) for _ in range(4)]
     kinds = list(OrderKind)
@@ -113,13 +114,13 @@ def _tokens(random: Random, count: int) -> list[int]:
 
 
 class Heard(WholeAnswer):
-    """An answer while it comes."""
+    """Receiver of an answer, with the times of its parts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_stream = False
         self.times_s: list[float] = []
-        """When something of the body came."""
+        """Times at which parts of the body arrived."""
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
         super().on_head(status, headers, time_s)
@@ -131,7 +132,7 @@ class Heard(WholeAnswer):
 
     @property
     def essence(self) -> str:
-        """Of everything that has to be the same the next time: texts, token ids, log-probabilities, reasons.
+        """Hash of everything that must be reproduced: texts, token ids, log-probabilities, finish reasons.
 
         Raises:
             ValueError: it is no whole answer.
@@ -148,7 +149,7 @@ def _whole(body: bytes) -> Any:
 
 
 def _streamed(body: bytes) -> Any:
-    """Put together; how tokens were dealt out to events is not part of an answer."""
+    """Return a streamed answer as a whole; the distribution of tokens over events is not part of it."""
     texts: defaultdict[int, list[Any]] = defaultdict(lambda: ["", [], [], None])
     is_whole = False
     for data in EventReader().feed(body):
@@ -178,18 +179,18 @@ def _parts(choice: Mapping[str, Any]) -> tuple[str, list[int], list[Any], str | 
 
 
 class Answers:
-    """What came of each order the first time, and whether it ever came out differently."""
+    """Record of each request's first answer, and of later ones that differ."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
         self.num_repeated = 0
         self.differing: list[int] = []
-        """Numbers of orders."""
+        """Numbers of the requests whose answers differ."""
         self.wrong: list[str] = []
-        """Answers that were none, in words."""
+        """Descriptions of invalid answers."""
 
     def take(self, order: KnownOrder, heard: Heard) -> bool:
-        """Whether it is a whole answer, of the right kind."""
+        """Record an answer; return whether it is complete and of the right kind."""
         if heard.status != order.status:
             self.wrong.append(f"{order.kind}: status {heard.status}")
             return False
@@ -209,18 +210,18 @@ class Answers:
 
 
 PATIENCE_S = 120.0
-"""Without a byte for so long a client counts as stuck."""
+"""Seconds without a byte after which a client counts as stuck."""
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""struct linger of socket(7): on, for no time; close then sends RST, and what was not read is lost."""
+"""struct linger of socket(7): on, zero seconds; close then sends RST, and unread data is lost."""
 _EVENT = b"data: "
 _END = b"data: [DONE]"
 _ERROR = b'data: {"error":'  # within an answer's text the quotes would be escaped
 _HELD_S = 2.0
-"""How long who stops reading, or sending, stays all the same, at most."""
+"""Longest time that a client stays connected after it stops reading or sending, in seconds."""
 
 
 class Way(StrEnum):
-    """How a client leaves."""
+    """Ways in which a client leaves."""
 
     STAYS = "stays"
     NO_HTTP = "sends what is no HTTP"
@@ -234,7 +235,7 @@ class Way(StrEnum):
 
 
 class Ending(StrEnum):
-    """What a client saw last."""
+    """Last observation of a client."""
 
     LEFT = "left"
     WHOLE = "a whole answer"
@@ -246,20 +247,20 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one client does."""
+    """Planned behaviour of one client."""
 
     way: Way
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     stream: bool = True
     num_events: int = 1
-    """Read before it leaves a stream."""
+    """Events to read before leaving a stream."""
     held_s: float = 0.0
-    """How long it holds the connection before it leaves."""
+    """Seconds to hold the connection before leaving."""
 
 
 def drawn_visit(random: Random) -> Visit:
-    """Any way of leaving, any moment of it.
+    """Return a random way of leaving at a random moment.
 
     >>> drawn_visit(Random(1)) == drawn_visit(Random(1))
     True
@@ -276,12 +277,12 @@ def drawn_visit(random: Random) -> Visit:
 
 
 async def visit(origin: Origin, planned: Visit, on_event: Callable[[], object] = int) -> Ending:
-    """Goes there and leaves as planned.
+    """Connect, send and leave as planned.
 
     Args:
         origin: without TLS.
-        planned: what to do.
-        on_event: called whenever something of the answer has come.
+        planned: behaviour of the client.
+        on_event: called whenever a part of the answer has arrived.
     """
     try:
         reader, writer = await asyncio.open_connection(origin.host, origin.port)
@@ -292,7 +293,7 @@ async def visit(origin: Origin, planned: Visit, on_event: Callable[[], object] =
             return await _spent(planned, origin, reader, writer, on_event)
     except TimeoutError:
         return Ending.STUCK
-    except ConnectionError:  # the other side may leave, too, where we were about to
+    except ConnectionError:  # the server may close a connection that the client was about to close
         return Ending.BROKEN if planned.way is Way.STAYS else Ending.LEFT
     finally:
         with contextlib.suppress(ConnectionError):
@@ -348,7 +349,7 @@ def _request(planned: Visit, origin: Origin) -> tuple[bytes, bytes]:
 
 
 async def _read(reader: asyncio.StreamReader, num_events: int | None, on_event: Callable[[], object]) -> bytes:
-    """What comes, until there are so many events or no more."""
+    """Return the answer until it has `num_events` events or ends."""
     answer = b""
     while num_events is None or answer.count(_EVENT) < num_events:
         part = await reader.read(1 << 16)
@@ -360,7 +361,7 @@ async def _read(reader: asyncio.StreamReader, num_events: int | None, on_event: 
 
 
 def _ending(answer: bytes) -> Ending:
-    """What a whole exchange was.
+    """Return the ending of a complete exchange.
 
     >>> _ending(b"HTTP/1.1 503 X\\r\\nretry-after: 3\\r\\n\\r\\n{}").name, _ending(b"").name
     ('REFUSED', 'BROKEN')

@@ -1,7 +1,7 @@
-"""`twostroke serve` in processes of its own, for measurements that compare it with something.
+"""`twostroke serve` in its own processes, for measurements.
 
-Such a server at rest, when nobody asks anything, can be compared with itself after it had much to bear; and samples of
-its memory say how fast that grows.
+A server at rest, without requests, can be compared with itself after a heavy load; and samples of its memory show
+how fast that grows.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _URL = re.compile(r"https?://\S+")
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A server that takes requests."""
+    """A running server."""
 
     url: str
     pid: int
-    """Of the process that speaks HTTP; the engine's is another."""
+    """Id of the HTTP process; the engine has its own."""
 
     def http_cpu_s(self) -> float:
         """Processor time of the HTTP process so far, in the kernel's ticks of 10 ms."""
@@ -55,7 +55,7 @@ class LocalServer:
         return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
     def engine_pid(self) -> int:
-        """Of the engine's process, the only child of the other beside that of chat templates.
+        """Return the id of the engine's process: the HTTP process's only child besides the one for chat templates.
 
         Raises:
             SetupError: there is none now.
@@ -66,7 +66,7 @@ class LocalServer:
         raise SetupError(f"the server (process {self.pid}) has no engine process now.")
 
     def family(self) -> Iterator[int]:
-        """Yield the server's processes, its children's included; those that end meanwhile are left out."""
+        """Yield the server's processes and their children; those that end meanwhile are left out."""
         left = [self.pid]
         while left:
             pid = left.pop()
@@ -81,7 +81,7 @@ class LocalServer:
             return answer.read().decode()
 
     def events(self) -> list[Event]:
-        """Return what the flight recorder holds; this costs the engine nothing."""
+        """Return the flight recorder's events; this costs the engine nothing."""
         return [from_json(line) for line in self.ask("/flight_recorder").splitlines()]
 
     def run(self, model: str, workload: Workload, request_ids: Sequence[str] = ()) -> LoadRun:
@@ -89,13 +89,13 @@ class LocalServer:
 
         Args:
             model: its name at the server.
-            workload: what is sent.
-            request_ids: one each, for a run whose tokens are looked for in the event log.
+            workload: requests and their arrivals.
+            request_ids: one each, for a run whose tokens are looked up in the event log.
 
         Raises:
-            SetupError: a request failed; a comparison of fewer would be none.
+            SetupError: a request failed, which makes a comparison invalid.
         """
-        # ids tell tokens that are no text yet; for throughput they would be work that the offline API does not do
+        # ids show tokens without text yet; for throughput they would be extra work that the offline API does not do
         counts = "token-ids" if request_ids else "chunks"
         target = ServerTarget(origin=Origin.parse(self.url), model=model, token_counts=counts)
         (found,) = run_loads([TargetLoad(target, workload, request_ids)])
@@ -105,7 +105,7 @@ class LocalServer:
         return found
 
     def num_open_files(self) -> int:
-        """Of the HTTP process, connections among them."""
+        """Return the open files of the HTTP process, including connections."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
 
@@ -116,7 +116,7 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line; of a tuple each item is one.
+    """Return settings as words of a command line; each item of a tuple becomes a flag.
 
     >>> as_flags({"max_num_seqs": 4, "enable_prefix_caching": False, "api_key": ("a", "b")})
     ['--max-num-seqs', '4', '--no-enable-prefix-caching', '--api-key', 'a', '--api-key', 'b']
@@ -133,7 +133,7 @@ def as_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def room_for(slots: int, longest: int, times: int = 1) -> dict[str, int]:
-    """Return settings of a server with KV blocks for so many times as many requests of the greatest length as slots."""
+    """Return server settings with KV blocks for `times` x `slots` requests of the greatest length."""
     return {"max_num_seqs": slots, "max_model_len": longest, "num_kv_blocks": times * slots * -(-longest // 16)}
 
 
@@ -141,7 +141,7 @@ def room_for(slots: int, longest: int, times: int = 1) -> dict[str, int]:
 def local_server(
     model: str, settings: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> Generator[LocalServer]:
-    """Starts a server on a free port of this machine, and ends it.
+    """Start a server on a free port of this machine, and end it.
 
     Args:
         model: as `twostroke serve` takes it.
@@ -149,7 +149,7 @@ def local_server(
         environment: of its processes; default: ours.
 
     Raises:
-        SetupError: it did not start; with its last words.
+        SetupError: it did not start; the message has its last output.
     """
     command = [sys.executable, "-m", "twostroke", "serve", model, "--port", "0", *as_flags(settings)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0, env=environment) as process:
@@ -164,7 +164,7 @@ def local_server(
 
 
 def _url(process: subprocess.Popen[str]) -> str:
-    """What the server says where it is; what it says later is read, too, so that it never waits to say it."""
+    """Return the server's address from its output; a thread drains later output, so that it never blocks."""
     assert process.stderr is not None
     watch = threading.Timer(_START_LIMIT_S, os.killpg, (process.pid, signal.SIGKILL))
     watch.start()
@@ -182,28 +182,29 @@ def _url(process: subprocess.Popen[str]) -> str:
 
 
 _REST_S = 30.0
-"""Time in which everything has to be given back."""
+"""Seconds in which everything has to be released."""
 _LOOK_EVERY_S = 0.05
 _CLOSING_S = 2.0
-"""Time in which a busy server closes its end of connections whose other end is closed."""
+"""Seconds in which a busy server closes its end of connections whose other end is closed."""
 _PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A server at rest."""
+    """State of a server at rest."""
 
     num_requests: int
     num_held_blocks: int
-    """While one request of one block runs. The gauge would not do: where nobody runs it says 0 whatever is held."""
+    """Blocks that are held while one request of one block runs. The gauge would not do: without requests it is always
+    0."""
     num_open_files: int
-    """Of the HTTP process, connections among them."""
+    """Open files of the HTTP process, including connections."""
     num_restarts: int
-    """Of the engine."""
+    """Restarts of the engine."""
 
 
 def left_over(before: Rest, after: Rest) -> Iterator[Claim]:
-    """Yield what has to be as it was before a server had much to bear."""
+    """Yield claims that a server is in the same state as before a load."""
     yield Claim.equal("requests left in the engine", 0, after.num_requests)
     yield Claim.equal("KV blocks left behind", 0, after.num_held_blocks - before.num_held_blocks)
     yield Claim.at_most("connections and files left open", 0, after.num_open_files - before.num_open_files)
@@ -211,7 +212,8 @@ def left_over(before: Rest, after: Rest) -> Iterator[Claim]:
 
 
 def at_rest(server: LocalServer) -> Rest:
-    """Waits a while until nothing runs, and lets one request look. Needs no key to be set."""
+    """Wait until nothing runs, send one request to observe the state, and return it. Needs a server without API
+    keys."""
     deadline_s = monotonic_clock() + _REST_S
     while _num_requests(server) and monotonic_clock() < deadline_s:
         time.sleep(_LOOK_EVERY_S)
@@ -225,7 +227,7 @@ def at_rest(server: LocalServer) -> Rest:
 
 
 def metrics_of(server: LocalServer) -> MetricsReading:
-    """Its counters now."""
+    """Return the server's current counters."""
     return MetricsReading.parse(server.ask("/metrics"))
 
 
@@ -234,7 +236,7 @@ def _num_requests(server: LocalServer) -> int:
 
 
 def _num_open_files(server: LocalServer) -> int:
-    """The fewest within a while: those that were just used are open a moment longer."""
+    """Return the fewest open files within a while: recently used ones stay open a moment longer."""
     fewest, deadline_s = server.num_open_files(), monotonic_clock() + _CLOSING_S
     while monotonic_clock() < deadline_s:
         time.sleep(_LOOK_EVERY_S)
@@ -246,15 +248,15 @@ MB = 2**20
 
 
 def growth_mb_per_minute(times_s: Sequence[float], sizes: Sequence[int], *, warm_up: float) -> float:
-    """Median of the slopes between any two samples behind the warm-up (Theil-Sen); 0 where there are fewer than two.
+    """Return the median of the slopes between any two samples after the warm-up (Theil-Sen); 0 for fewer than two.
 
-    A leak is in all of them. A burst that memory stays allocated for, or that goes by, is in few, where a least-squares
+    A leak shows in all slopes. A burst whose memory stays allocated, or passes, shows in few, while a least-squares
     line would follow it.
 
     Args:
         times_s: rising.
         sizes: in bytes, one for each time.
-        warm_up: share of the samples that does not count: caches fill, pages are touched for the first time.
+        warm_up: share of the samples to ignore: caches fill, pages are touched for the first time.
 
     >>> growth_mb_per_minute([0, 30, 60, 90, 120], [0, 0, 0, 2**20, 2 * 2**20], warm_up=0.3)
     2.0

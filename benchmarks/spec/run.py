@@ -1,14 +1,14 @@
-"""`python -m benchmarks spec`: what drafts give, beside what is predicted, and whether the gate ever loses.
+"""`python -m benchmarks spec`: speed-ups of speculative decoding, measured and predicted, and losses of the gate.
 
-Two questions, each answered by pairs of runs of the same prompts without and with drafts, in turn:
+Two questions, each answered by alternating pairs of runs of the same prompts without and with drafts:
 
     fixed    one request, k drafts in every step: is the speed-up the predicted one?
     gate     1 to 64 requests, num_speculative_tokens "auto": is it ever slower than no drafts?
 
-And one that no clock is needed for:
+And one that needs no clock:
 
-    alpha    one request, one draft in every step: how many stand, and how many would if they were accepted with
-             probability min(1, p/q), which changes tokens?
+    alpha    one request, one draft in every step: how many are accepted, and how many would be if they were accepted
+             with probability min(1, p/q), which changes tokens?
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from twostroke.tables import plain_table, print_table
 
 SYNTHETIC = "synthetic"
 OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
-"""Those that draw drafts from a distribution."""
+"""Methods that draw drafts from a distribution."""
 CONTROL = "none"
-"""Method of a second engine without drafts, in place of one under the gate: shows how much two equal engines differ."""
+"""Method of a second engine without drafts, instead of one with the gate: shows the difference of two equal engines."""
 KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL, CONTROL)
 
 _LISTS: Mapping[str, tuple[float, float]] = {
@@ -65,45 +65,45 @@ _LISTS: Mapping[str, tuple[float, float]] = {
     "batch_sizes": (1, 1024),
     "temperatures": (0.0, 100.0),
 }
-"""Options that are lists with commas between: the range of their numbers, of whole ones where it is whole."""
+"""Options that are lists with commas: the range of their numbers, which are whole if the limits are."""
 _REMEDY = "Give numbers with commas between, or '' for none."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecOptions:
-    """What is compared."""
+    """Methods and workloads of the comparison."""
 
     methods: str = ",".join(KNOWN)
-    """Methods that draft, with commas between; none: a second engine without drafts, to show the scatter."""
+    """Drafting methods, separated by commas; none: a second engine without drafts, to show the scatter."""
     acceptances: str = "0.5,0.7,0.9"
-    """Of the synthetic proposer, in the runs with fixed numbers of drafts."""
+    """Acceptances of the synthetic proposer, in the runs with fixed numbers of drafts."""
     num_drafts: str = "1,2,3,4,5,6,7,8"
-    """In every step of these."""
+    """Numbers of drafts in every step, in the runs with fixed numbers."""
     gate_acceptances: str = "0,0.3,0.6,0.8,1"
-    """Of the synthetic proposer, under the gate."""
+    """Acceptances of the synthetic proposer, in the runs with the gate."""
     batch_sizes: str = "1,4,16,64"
-    """Requests at once, under the gate; none leaves the gate out."""
+    """Simultaneous requests, in the runs with the gate; empty skips the gate."""
     temperatures: str = "0,0.8,1"
-    """Of the comparison with classical acceptance, by the methods that draft from a model's distribution; none leaves
-    the comparison out."""
+    """Temperatures of the comparison with classical acceptance, for the methods that draft from a model's distribution;
+    empty skips the comparison."""
     task: Task = "code"
-    """What is asked of methods other than synthetic; a model with random weights is asked random."""
+    """Prompts of all methods but synthetic; use random for a model with random weights."""
     draft_model: str | None = None
-    """Of draft_model; default: what comes with the embedded model."""
+    """Model of draft_model; default: the one that comes with the embedded model."""
     exit_layer: int | None = None
-    """Of early_exit; default: the first that the model was trained for."""
+    """Exit layer of early_exit; default: the first that the model was trained for."""
     prompt_tokens: int = 128
     output_tokens: int = 128
-    """Of each request."""
+    """Output tokens of each request."""
     rounds: int = 7
-    """Pairs of runs; medians count."""
+    """Pairs of runs; results are medians."""
     name: str = "spec"
-    """Of the file that is written."""
+    """Name of the written file."""
     results: Path = DEFAULT_FOLDER
-    """Where it goes."""
+    """Folder for the result."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
+        """Check what needs no model."""
         for method in self.who:
             if method not in KNOWN:
                 limit = f"names {method!r}; known: {', '.join(KNOWN)}"
@@ -121,14 +121,14 @@ class SpecOptions:
 
     @property
     def who(self) -> tuple[str, ...]:
-        """The methods, each once."""
+        """Names of the methods, each once."""
         return tuple(dict.fromkeys(filter(None, self.methods.split(","))))
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """Return the numbers of an option; an empty text has none.
+        """Return the numbers of an option; empty for an empty string.
 
         Raises:
-            InvalidParameter: what is no number, no whole one where it has to be, or out of range.
+            InvalidParameter: an entry is no number, not whole where it has to be, or out of range.
         """
         (low, high), given, found = _LISTS[name], getattr(self, name), list[float]()
         for part in filter(None, given.split(",")):
@@ -145,12 +145,12 @@ class SpecOptions:
         return tuple(found)
 
     def whole_numbers(self, name: str) -> tuple[int, ...]:
-        """Return the same of an option with whole numbers."""
+        """Return the numbers of an option with whole numbers."""
         return tuple(map(int, self.numbers(name)))
 
 
 def run_spec(options: SpecOptions, load: LoadConfig) -> BenchResult:
-    """Measures, saves, and returns what was found."""
+    """Measure, save and return all figures."""
     check_folder(options.results)
     bench = _SpecBench(options, load)
     fixed = [row for method in options.who for row in bench.fixed(method)]
@@ -169,7 +169,7 @@ def run_spec(options: SpecOptions, load: LoadConfig) -> BenchResult:
 
 
 class _SpecBench:
-    """The model, and who drafts for it."""
+    """The model, with engines for each drafting method."""
 
     def __init__(self, options: SpecOptions, load: LoadConfig) -> None:
         files = find_model_of(load)
@@ -179,7 +179,7 @@ class _SpecBench:
         self._synthetic = SyntheticProposer(self._vocab_size)
 
     def fixed(self, method: str) -> list[dict[str, Any]]:
-        """One request; rows of k (and, of the synthetic proposer, of acceptances)."""
+        """Measure one request; return rows by k (and, for the synthetic proposer, by acceptance)."""
         options = self._options
         rows: list[dict[str, Any]] = []
         if method == CONTROL:
@@ -197,7 +197,7 @@ class _SpecBench:
         return rows
 
     def gate(self, batch: int) -> list[dict[str, Any]]:
-        """So many requests under the gate; a row a method (and acceptance)."""
+        """Measure `batch` requests with the gate; return a row per method (and acceptance)."""
         options = self._options
         rows: list[dict[str, Any]] = []
         plain = self._engine(batch, None)
@@ -214,7 +214,8 @@ class _SpecBench:
         return rows
 
     def alpha(self, method: str) -> list[dict[str, Any]]:
-        """One request, a row a temperature. One draft in every step: none counts only because others stood."""
+        """Measure one request with one draft per step, so that no draft depends on others; return a row per
+        temperature."""
         options = self._options
         temperatures = options.numbers("temperatures")
         if not temperatures:
@@ -265,8 +266,9 @@ class _SpecBench:
     def _pairs(
         self, plain: SpecEngine, engine: SpecEngine, groups: Sequence[Sequence[PromptIds]], acceptance: float | None
     ) -> list[tuple[SpecRun, SpecRun]]:
-        """Runs in turn, A B, B A, and so on: who comes second finds other caches. The first pair warms up. Same
-        tokens, or nothing was measured.
+        """Return pairs of runs, alternating A B, B A, since the second one finds other caches.
+
+        The first pair warms up. Both must give the same tokens.
         """
         length = self._options.output_tokens
         pairs: list[tuple[SpecRun, SpecRun]] = []
@@ -284,7 +286,7 @@ class _SpecBench:
 
 
 def _ratios(pairs: Sequence[tuple[SpecRun, SpecRun]]) -> dict[str, float]:
-    """Speed-ups of the pairs: their median, and the interval that the median lies in with 95 % (bootstrap)."""
+    """Return the median speed-up of the pairs, and its 95 % interval (bootstrap)."""
     ratios = np.array([two.rate / one.rate for one, two in pairs])
     drawn = np.median(np.random.default_rng(0).choice(ratios, (2000, len(ratios))), axis=1)
     low, high = np.quantile(drawn, [0.025, 0.975])
@@ -328,7 +330,7 @@ def _gate_row(
 def _alpha_rows(
     method: str, temperature: float, runs: Sequence[SpecRun], overlaps: Sequence[Overlap]
 ) -> list[dict[str, Any]]:
-    """One; none where nothing was drafted."""
+    """Return one row; none if nothing was drafted."""
     rounds = [a_round for run in runs for step in run.steps for a_round in step.rounds]
     assert len(rounds) == len(overlaps), f"{len(rounds)} drafts were verified, {len(overlaps)} were seen"
     if not rounds:
@@ -347,7 +349,7 @@ def _alpha_rows(
 
 
 def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None:
-    """The tables of what was measured, and from which batch size on each method drafts hardly anything."""
+    """Print the tables, and the batch size from which each method drafts hardly anything."""
     console = console or Console()
     if found["fixed"]:
         console.print(f"one request, {found['model']}: k drafts in every step", highlight=False)
@@ -397,7 +399,8 @@ def print_spec(found: Mapping[str, Any], console: Console | None = None) -> None
 
 
 def off_from(rows: list[Mapping[str, Any]]) -> list[str]:
-    """Per method and acceptance, the smallest number of requests with less than a tenth of a draft a pass."""
+    """Return for each method and acceptance the smallest number of requests with less than a tenth of a draft per
+    pass."""
     lines: list[str] = []
     drafting = [row for row in rows if row["method"] != "none"]
     for method, acceptance in dict.fromkeys((row["method"], row["set_acceptance"]) for row in drafting):

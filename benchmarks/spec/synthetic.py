@@ -1,6 +1,6 @@
-"""A synthetic proposer: right with a set probability. It knows what the target will say, and errs on purpose.
+"""A synthetic proposer: correct with a set probability. It knows the target's output, and errs on purpose.
 
-It costs next to nothing, so what it gains is what verifying allows, and how well the prediction knows that.
+It costs next to nothing, so its gain is what verification allows, which tests the prediction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from twostroke.speculation.proposer import DraftRequest, Drafts
 
 @dataclass(slots=True)
 class SyntheticProposer:
-    """Guesses with `acceptance`; to be told what the requests' outputs are, by their prompts."""
+    """Proposer that is correct with probability `acceptance`; `learn` tells it the outputs by their prompts."""
 
     vocab_size: int
     acceptance: float = 1.0
@@ -25,17 +25,17 @@ class SyntheticProposer:
     _known: dict[int, tuple[PromptIds, Sequence[int]]] = field(
         default_factory=dict[int, tuple[PromptIds, Sequence[int]]]
     )
-    """Per row, its prompt and output."""
+    """Prompt and output of each row."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         return [Drafts(self._guess(request)) for request in requests]
 
     def learn(self, outputs: Mapping[PromptIds, tuple[int, ...]]) -> None:
-        """What the target says."""
+        """Add outputs of the target."""
         self.outputs.update(outputs)
 
     def forget(self, row: int, num_tokens: int) -> None:
-        """The row's next request has another prompt."""
+        """Forget the row's prompt when its next request begins."""
         if not num_tokens:
             self._known.pop(row, None)
 
@@ -54,20 +54,20 @@ class SyntheticProposer:
         )
 
     def _is_right(self, prompt: PromptIds, place: int) -> bool:
-        """The same for a place whenever it is asked for."""
+        """Return whether to be correct at a place; the answer for a place is always the same."""
         return Random(hash((self.seed, prompt[:8], place))).random() < self.acceptance
 
 
 def predicted_speedup(plain: SpecRun, speculated: SpecRun, num_drafts: int, acceptance: float) -> float:
-    """E / ((verify + draft) / plain), each measured; E from the acceptance alone (Leviathan et al. 2023, theorem 3.8).
+    """Return E / ((verify + draft) / plain), each measured; E from the acceptance (Leviathan et al. 2023, theorem 3.8).
 
-    Passes without drafts, where there was nothing to guess from, make one token at the price of one.
+    Passes without drafts, where there was nothing to propose, make one token at the cost of one.
 
     Args:
         plain: a run without drafts.
-        speculated: a run of one request with `num_drafts` drafts in a step.
+        speculated: a run of one request with `num_drafts` drafts per step.
         num_drafts: of each step.
-        acceptance: the probability that a draft stands.
+        acceptance: the probability that a draft is accepted.
     """
     cost = (speculated.verify_s(1 + num_drafts) + speculated.draft_s()) / plain.verify_s()
     share = speculated.drafting_share

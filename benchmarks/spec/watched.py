@@ -1,9 +1,9 @@
-"""A drafter that is watched: of each of its drafts that was looked at, what it and the target thought of the place.
+"""An observed drafter: the drafter's and the target's distribution at each verified draft.
 
-The engine's own parts draft and verify, and nothing of it knows; what the target thinks is computed once more from its
-hidden states. That takes time, so nothing is timed with it.
+The engine's own parts draft and verify without change; the target's distribution is recomputed from its hidden states.
+That takes time, so no times are measured with it.
 
-How often a draft stands follows from the two distributions that draft and token are drawn from:
+The acceptance of a draft follows from the two distributions that draft and token are drawn from:
 
     classical   sum_x min(p(x), q(x)) = 1 - TV          a draft drawn from q is kept with probability min(1, p/q)
                                                         (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.5;
@@ -13,7 +13,7 @@ How often a draft stands follows from the two distributions that draft and token
                                                         (Daliri, Musco and Suresh 2024, arXiv:2408.07978)
 
 No way of drawing makes two tokens equal more often than the classical share. The coupled one is at least
-(1 - TV) / (1 + TV), which is classical / (2 - classical), and nobody whose drafts do not change the tokens can promise
+(1 - TV) / (1 + TV), which is classical / (2 - classical); no method whose drafts do not change the tokens can guarantee
 more (the same paper).
 """
 
@@ -38,25 +38,25 @@ Probabilities = npt.NDArray[np.float64]
 
 
 class Overlap(NamedTuple):
-    """Of one position, how probable it is that its draft stands."""
+    """Acceptance probability of the draft at one position."""
 
     classical: float
-    """If drafts were accepted with probability min(1, p/q)."""
+    """Probability if drafts were accepted with min(1, p/q)."""
     coupled: float
-    """As they are here: draft and token are drawn with the same noise, and equal."""
+    """Probability in this engine: draft and token are drawn with the same noise, and must be equal."""
 
     @property
     def at_least(self) -> float:
-        """What `coupled` cannot be below, whatever the distributions."""
+        """Lower bound of `coupled` for any distributions."""
         return self.classical / (2 - self.classical)
 
 
 def probabilities(logits: npt.NDArray[np.floating], temperature: float) -> Probabilities:
-    """Of each token, as the sampler draws without filters.
+    """Return the probability of each token, as the sampler draws without filters.
 
     Args:
         logits: [vocab_size]; -inf is a token that is never drawn.
-        temperature: 0 gives all to the largest logit, of equal ones the first.
+        temperature: 0 gives all probability to the largest logit, the first of equal ones.
 
     Returns:
         [vocab_size], which sum to 1.
@@ -71,11 +71,11 @@ def probabilities(logits: npt.NDArray[np.floating], temperature: float) -> Proba
 
 
 def overlap(p: Probabilities, q: Probabilities) -> Overlap:
-    """Both shares; the same whichever of the two is the target's.
+    """Return both probabilities; they are symmetric in `p` and `q`.
 
-    With tokens in the falling order of p/q, the inner sum over y takes p up to x and q behind it, so that sorting is
-    all that it costs. That sum: of exponential times E(x)/p(x) and E(x)/q(x), x comes first on both sides if every
-    other E(y) is at least E(x) max(p(y)/p(x), q(y)/q(x)).
+    With tokens in the falling order of p/q, the inner sum over y takes p up to x and q after it, so only sorting costs
+    time. Reason for the sum: of exponential times E(x)/p(x) and E(x)/q(x), x comes first on both sides if every other
+    E(y) is at least E(x) max(p(y)/p(x), q(y)/q(x)).
 
     Args:
         p: [vocab_size], which sum to 1.
@@ -90,18 +90,19 @@ def overlap(p: Probabilities, q: Probabilities) -> Overlap:
     shared_p, shared_q = shared_p[order], shared_q[order]
     up_to = np.cumsum(shared_p) + p[q == 0].sum()  # p/q is infinite there: before all others
     behind = np.cumsum(shared_q[::-1])[::-1] - shared_q + q[p == 0].sum()
-    with np.errstate(over="ignore"):  # a token that hardly ever comes: 1 / infinity is what it adds
+    with np.errstate(over="ignore"):  # a token with almost no probability adds 1 / infinity
         coupled = 1 / (up_to / shared_p + behind / shared_q)
     return Overlap(float(np.minimum(p, q).sum()), float(coupled.sum()))
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedDrafter:
-    """One that draws drafts from a model's distribution, at a temperature and without filters or penalties."""
+    """Wrapper of a drafter that draws from a model's distribution, at a temperature and without filters or
+    penalties."""
 
     drafter: Drafter
     overlaps: list[Overlap] = field(default_factory=list[Overlap])
-    """One for each draft that was looked at, as they come: behind one that falls nothing is looked at."""
+    """One entry per verified draft, in order; drafts after a rejected one are not verified."""
 
     @property
     def facts(self) -> DrafterFacts:
@@ -118,23 +119,23 @@ class WatchedDrafter:
 
 
 class _WatchedSampler(Sampler):
-    """The target's, for who drafts; keeps what drafts were drawn from."""
+    """The target's sampler for the drafter; keeps the distributions that drafts were drawn from."""
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__(sampler.vocab_size)
         self._sampler = sampler
         self.drawn: dict[tuple[NoiseStream, int], tuple[npt.NDArray[np.float32], float]] = {}
-        """By sequence and position: logits [vocab_size] and temperature."""
+        """Logits [vocab_size] and temperature, by sequence and position."""
 
     def draw(self, logits: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, dict[int, str]]:
         for row, state in zip(logits.cpu().numpy(), states, strict=True):
-            # what is drawn there later is another choice, from what the first one left
+            # a later draw there is another choice, from the tokens left by the first
             self.drawn.setdefault((state.stream, state.position), (row.copy(), state.rules.params.temperature))
         return self._sampler.draw(logits, states)
 
 
 class _WatchedProposer:
-    """Passes everything on."""
+    """Wrapper of a proposer that passes every call on."""
 
     def __init__(
         self, proposer: Proposer, sampler: _WatchedSampler, model: DecoderModel, overlaps: list[Overlap]
@@ -145,14 +146,14 @@ class _WatchedProposer:
         self._model = model
         self._overlaps = overlaps
         self._streams: dict[int, NoiseStream] = {}
-        """Of the rows that drafts were asked for in this step."""
+        """Noise streams of the rows that drafts were requested for in this step."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         return () if self._watcher is None else self._watcher.feature_layers
 
     def watches(self, reads_prompts: bool) -> bool:
-        """See Watcher: it compares every step."""
+        """Return True, since it compares every step."""
         return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
@@ -172,7 +173,7 @@ class _WatchedProposer:
         self._proposer.forget(row, num_tokens)
 
     def _compare(self, step: TargetStep, read: TargetRead) -> None:
-        """Of the tokens read for good, the draft behind each: those that stood, and the first that did not."""
+        """Compare the drafts after the tokens that were finally read: the accepted ones, and the first rejected one."""
         stream = self._streams[read.row]
         logits = self._model.compute_logits(step.hidden[read.first : read.first + read.num_tokens]).cpu().numpy()
         for position, row in enumerate(logits, read.begin + 1):

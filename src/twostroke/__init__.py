@@ -1,4 +1,4 @@
-"""Twostroke: an LLM inference engine. Names are loaded on first use, so that importing a part costs only that part."""
+"""Twostroke: an LLM inference engine. Names are loaded on first use, so that importing a part loads only that part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m twostroke` is the `twostroke` command."""
+"""Entry of `python -m twostroke`: the `twostroke` command."""
 
 from __future__ import annotations
 

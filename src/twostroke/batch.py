@@ -1,4 +1,4 @@
-"""What scheduler and runner agree on: the decision (ScheduledBatch) and its outcome (StepResult). Plain, frozen.
+"""Interface between scheduler and runner: the decision (ScheduledBatch) and its outcome (StepResult), plain and frozen.
 
 A step is one forward pass over a flat batch of tokens. Each scheduled request brings a range of its own tokens:
 
@@ -6,11 +6,11 @@ A step is one forward pass over a flat batch of tokens. Each scheduled request b
     [..computed..|#########]  [....computed.....|#]  [....computed.....|#dd]
                   512 tokens                     1                      3
 
-The batch says how many tokens, never which: the runner holds the values, including those it sampled a moment ago,
+The batch has numbers of tokens, never their ids: the runner holds the ids, including those it has just sampled,
 so the next batch may be decided before the last result is known.
 
-What is made per request and step is a msgspec.Struct, which costs a fifth of a frozen dataclass to make, and travels
-without its fields' names.
+Objects that are made per request and step are msgspec.Structs: making one takes a fifth of the time of a frozen
+dataclass, and it is serialized without its fields' names.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from twostroke.sampling_params import SamplingParams
 
 
 class Stroke(StrEnum):
-    """The two natures of work in a pass."""
+    """The two kinds of work in a pass."""
 
-    PREFILL = "prefill"  # tokens already known: the prompt, or after a preemption what was generated before it
+    PREFILL = "prefill"  # known tokens: the prompt, and after a preemption the output generated before it
     DECODE = "decode"  # the token sampled last, and drafts that follow it
 
 
 class Limit(StrEnum):
-    """What kept a batch from being larger."""
+    """Limit that kept a batch from being larger."""
 
     TOKENS = "tokens"  # the token budget of the step is used up
     SEQS = "seqs"  # max_num_seqs requests are running
     KV = "kv"  # no free blocks for the next request
-    NONE = "none"  # nobody is left waiting
+    NONE = "none"  # no request is left waiting
 
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """What the runner has to know of a request, told once, before it is first scheduled."""
+    """A request for the runner, sent once, before it is first scheduled."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
-    """Of the noise its tokens are drawn with."""
+    """Seed of the noise that its tokens are sampled with."""
     sample_index: int = 0
-    """Which of the prompt's `n` sequences it is."""
+    """Index of the sequence among the prompt's `n`."""
     output_token_ids: tuple[int, ...] = ()
-    """Generated before, elsewhere: it goes on after these, and they count as output."""
+    """Tokens generated earlier, elsewhere: generation continues after these, and they count as output."""
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None
-    """Of structured outputs, as grammar.backend.GrammarBackend compiled it."""
+    """Grammar of structured outputs, as compiled by grammar.backend.GrammarBackend."""
     wants_hidden_state: bool = False
-    """It ends with the hidden state of its last token instead of a token that follows: an embedding."""
+    """Whether it ends with the hidden state of its last token, an embedding, instead of a sampled token."""
 
 
 class BlockTableUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Changes one row of a KV group's block table: entries `start`, `start + 1`, … become `block_ids`.
+    """Change of one row of a KV group's block table: entries `start`, `start + 1`, … become `block_ids`.
 
-    On (re-)admission start is 0 and all entries come; later only the blocks that were added. Without block_ids nothing
-    changes. After a roll-back the entries from `start` on are replaced. Entries that a window has left behind are 0 on
+    On (re-)admission start is 0 and all entries are sent; later only the blocks that were added. Without block_ids
+    nothing changes. After a roll-back the entries from `start` on are replaced. Entries that left a window are 0 on
     admission and stale later: no query of the group sees them.
     """
 
@@ -81,15 +81,15 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request_id: str
     stroke: Stroke
     num_computed_tokens: int
-    """KV valid before this step; also the position of the first token scheduled."""
+    """Tokens with valid KV before this step; also the position of the first scheduled token."""
     num_scheduled_tokens: int
     """Query tokens in this step, drafts included."""
     num_draft_tokens: int
-    """How many of them, at the end, are for drafts to be verified; there may be fewer guesses than that."""
+    """Scheduled tokens, at the end, for drafts to verify; fewer drafts may be proposed."""
     samples_token: bool
-    """False for all prefill chunks but the last."""
+    """Whether a token is sampled: False for all prefill chunks but the last."""
     block_tables: tuple[BlockTableUpdate, ...]
-    """One per KV group; afterwards the row covers every token up to the end of this step."""
+    """One update per KV group; afterwards the row covers every token up to the end of this step."""
 
     @property
     def token_range(self) -> range:
@@ -98,7 +98,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CacheEnd(StrEnum):
-    """Why a request's cached prefix is not longer."""
+    """Reason why a request's cached prefix is not longer."""
 
     COMPLETE = "complete"  # all of it: only whole blocks are shared, and the last token is computed in any case
     UNKNOWN = "unknown"  # the next block's tokens were never computed here, or too long ago to remember
@@ -113,45 +113,45 @@ class AdmittedRequest:
 
     request_id: str
     num_tokens: int
-    """Known then: the prompt, and after a preemption what was generated before it."""
+    """Tokens known at admission: the prompt, and after a preemption the output generated before it."""
     num_cached_tokens: int
-    """Of these, found in the prefix cache."""
+    """Known tokens that were found in the prefix cache."""
     cache_end: CacheEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A request that had to give its blocks back."""
+    """A request whose blocks were freed for another one."""
 
     request_id: str
     by_request_id: str
-    """Whose tokens needed a block; itself when it was the least urgent of all."""
+    """Id of the request that needed a block; the request itself if it was the least urgent of all."""
 
 
 class KVStore(msgspec.Struct, frozen=True, array_like=True):
-    """A cached block whose memory is needed goes to a slot in host memory."""
+    """Copy of a cached block, whose memory is needed, to a slot in host memory."""
 
     block_id: int
     slot: int
 
 
 class KVLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What a slot in host memory holds comes back into a block."""
+    """Copy of a slot in host memory back into a block."""
 
     slot: int
     block_id: int
     group_id: int
     block_hash: bytes
-    """The name that the content has in the KV group."""
+    """Hash of the content in the KV group."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVMoves:
-    """What goes to host memory and comes from there with a step, in this order.
+    """Copies to and from host memory that go with a step, in this order.
 
     ```
     stores ─► loads ─► the step's pass           in the order of the device
-                └────► prefetches                beside the pass, whose requests touch none of their blocks; they are
+                └────► prefetches                during the pass, whose requests use none of their blocks;
                                                  done before the next step begins
     ```
     """
@@ -162,29 +162,29 @@ class KVMoves:
 
 
 class DraftReason(StrEnum):
-    """Why so many drafts are verified in a step."""
+    """Reason for the number of drafts in a step."""
 
     PAYS = "pays"  # more tokens per second than without
     DOES_NOT_PAY = "does not pay"
-    PROBE = "probe"  # a try, where they did not pay a while ago
-    OWES = "owes"  # they have cost more time than they saved, which is to be made up first
+    PROBE = "probe"  # a try, although they did not pay before
+    OWES = "owes"  # drafts have cost more time than they saved, which has to be regained first
     UNKNOWN = "unknown"  # steps of this size are timed without drafts first
 
 
 @dataclass(frozen=True, slots=True)
 class DraftDecision:
-    """What the gate decided for a step, and by which figures."""
+    """Number of drafts for a step, with the figures behind it."""
 
     reason: DraftReason
     num_drafts: int
-    """Wanted, over all requests."""
+    """Wanted drafts, over all requests."""
     expected_tokens: float
-    """Of the best plan with drafts, over all requests that decode, whether or not it is taken; where steps are timed
-    first, their tokens without any."""
+    """Expected tokens of the best plan with drafts, over all decoding requests, taken or not; while steps are first
+    timed, their tokens without drafts."""
     expected_s: float
-    """Its time."""
+    """Expected seconds of that plan."""
     plain_s: float
-    """The time without drafts, when every request gets one token."""
+    """Expected seconds without drafts, for one token per request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,35 +196,35 @@ class ScheduledBatch:
     limited_by: Limit
     preemptions: tuple[Preemption, ...] = ()
     finished_request_ids: tuple[str, ...] = ()
-    """Ended since the last batch: the runner forgets them, if it has ever seen them. (One that was admitted may have
-    had to give way in the same step.)"""
+    """Requests that ended since the last batch: the runner forgets them, if it knows them. (A request may be admitted
+    and preempted in the same step.)"""
     num_waiting: int = 0
     wait_reason: str = ""
-    """Why the head of the queue was not admitted; everyone behind it waits for it. Empty when nobody waits."""
+    """Reason why the head of the queue was not admitted; all requests behind it wait for it. Empty if none waits."""
     head_request_id: str | None = None
-    """That head."""
+    """Id of the head of the queue."""
     admitted: tuple[AdmittedRequest, ...] = ()
     num_running: int = 0
-    """Requests that hold blocks, whether or not this step computes anything of them."""
+    """Requests that hold blocks, whether or not this step computes any of their tokens."""
     num_free_blocks: int = 0
-    """Blocks that could still be given out: free ones, and cached ones by eviction."""
+    """Blocks that could still be allocated: free ones, and cached ones by eviction."""
     kv_checks: tuple[KVCheck, ...] = ()
-    """Blocks of the cached prefixes of this step to be computed again and compared, before the step."""
+    """Blocks of this step's cached prefixes to recompute and compare before the step."""
     drafts: DraftDecision | None = None
-    """Why its requests verify as many drafts as they do; None where nothing was decided by measurement."""
+    """Reason for the number of drafts; None if it was not decided by measurement."""
     kv_moves: KVMoves | None = None
     """Blocks that go to host memory or come from there; None: none."""
     token_budget: int = 0
-    """Query tokens that it might have had; fewer than max_num_batched_tokens by a limit of time. 0: not told."""
+    """Token budget of the step; a time limit may put it below max_num_batched_tokens. 0: not recorded."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to compute."""
+        """Whether there is nothing to compute."""
         return not self.requests
 
     @property
     def preempted_request_ids(self) -> tuple[str, ...]:
-        """Who had to give way."""
+        """Ids of the preempted requests."""
         return tuple(preemption.request_id for preemption in self.preemptions)
 
     @property
@@ -234,12 +234,12 @@ class ScheduledBatch:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of these, tokens of the first stroke."""
+        """Query tokens of prefills."""
         return sum(r.num_scheduled_tokens for r in self.requests if r.stroke is Stroke.PREFILL)
 
     @property
     def num_decode_tokens(self) -> int:
-        """Of these, tokens of the second stroke."""
+        """Query tokens of decodes, drafts included."""
         return self.num_tokens - self.num_prefill_tokens
 
 
@@ -253,29 +253,30 @@ class TokenLogprobs:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     rank: int
-    """Of the chosen token; 1 is the most likely."""
+    """Rank of the chosen token; 1 is the most likely."""
 
 
 class RequestResult(NamedTuple):
-    """What a step made for one request: a tuple, since one is made per request and step."""
+    """Result of a step for one request: a tuple, since one is made per request and step."""
 
     request_id: str
     token_ids: tuple[int, ...]
-    """0 (a chunk that does not sample) to k + 1 tokens (k drafts accepted and one more)."""
+    """0 tokens (a chunk that does not sample) to k + 1 tokens (k accepted drafts and one more)."""
     num_draft_tokens: int = 0
-    """Drafts that were verified, so many as were guessed; at most as many as were scheduled."""
+    """Verified drafts: as many as were proposed, at most as many as were scheduled."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, when asked for."""
+    """One entry per token, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """For the prompt positions that this chunk predicted, when asked for."""
+    """Entries for the prompt positions that this chunk predicted, if requested."""
     prompt_logprobs_start: int = 1
     """Position in the prompt of the first of them."""
     error: str | None = None
-    """Set when this request cannot go on (its logits are not finite); the others are untouched."""
+    """Message if this request cannot continue (its logits are not finite); other requests are not affected."""
     is_complete: bool = False
-    """Whether it ends here, because nothing can follow in the form that was asked for."""
+    """Whether it ends here, because the structured output is complete."""
     hidden_state: bytes | None = None
-    """Of its last token behind the final norm, where it wants that: float32 [hidden_size]. It ends here."""
+    """Hidden state of its last token after the final norm, float32 [hidden_size], if requested. The request ends
+    here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,23 +288,23 @@ class StepResult:
     operator_time_s: float = 0.0
     """Time in the model's operators, measured by the runner; the rest of the step is the engine's own."""
     draft_time_s: float = 0.0
-    """Time that guessing drafts took, before that."""
+    """Time of drafting, before the pass."""
 
 
 class StepSeconds(NamedTuple):
-    """How long a step took."""
+    """Duration of a step."""
 
     step_s: float = 0.0
-    """From the decision to the result; 0: nobody looked."""
+    """Seconds from the decision to the result; 0: not measured."""
     draft_s: float = 0.0
-    """Of it, to guess drafts."""
+    """Seconds of it for drafting."""
 
 
 UNTIMED = StepSeconds()
 
 
 class StepTimer:
-    """Times steps. One that is decided while another runs begins when that one ends.
+    """Timer of steps. A step that is decided while another runs begins when that one ends.
 
     >>> timer = StepTimer()
     >>> timer.decided(0, 1.0), timer.decided(1, 1.5)
@@ -317,24 +318,24 @@ class StepTimer:
         self._ended_s = 0.0
 
     def decided(self, step: int, time_s: float) -> None:
-        """A step was decided, of which the result will come."""
+        """Record that a step was decided, whose result will come."""
         self._decided_s[step] = time_s
 
     def ended(self, step: int, time_s: float, draft_s: float = 0.0) -> StepSeconds:
-        """Its result has come; guessing its drafts took so long."""
+        """Return the duration of a step whose result has come; `draft_s` is the time of its drafting."""
         begin_s = max(self._decided_s.pop(step), self._ended_s)
         self._ended_s = time_s
         return StepSeconds(time_s - begin_s, draft_s)
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the engine tells the scheduler of one request's result: counts, hashes and an end, never token ids."""
+    """One request's result as the scheduler sees it: counts, hashes and a finish reason, never token ids."""
 
     request_id: str
     num_tokens: int
-    """Output tokens accepted, after everything that cuts them short."""
+    """Output tokens accepted, after every cut."""
     block_hashes: tuple[bytes, ...] = ()
-    """Of blocks that these tokens filled."""
+    """Hashes of blocks that these tokens filled."""
     finish_reason: FinishReason | None = None
     num_draft_tokens: int = 0
-    """Drafts that were verified: at most as many as were scheduled."""
+    """Verified drafts: at most as many as were scheduled."""

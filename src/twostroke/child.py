@@ -1,7 +1,7 @@
-"""Runs another module as a program: `python -m twostroke.child MODULE ARGUMENTS`, the start of every process of ours.
+"""Start of every child process: runs another module as a program, `python -m twostroke.child MODULE ARGUMENTS`.
 
-A child that is stopped while it imports torch has asked the kernel for nothing yet, and nobody would ever let it go on
-after its parent's end. So the first thing that it does is to ask for that. What is left is the start of Python itself.
+A child that is stopped (SIGSTOP) while it imports torch has not yet asked the kernel for a signal at its parent's end,
+so it would stay forever. Therefore this module asks for it first. Only the start of Python itself remains uncovered.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LOADS_A_MODEL = "twostroke.cluster.process"
 
 
 def main() -> None:
-    """The process's entry."""
+    """Run the module that the command line names."""
     signal_at_parents_death(signal.SIGCONT)
     if sys.argv[1] == _LOADS_A_MODEL:
-        gc.disable()  # until it has loaded everything, see engine/garbage.py
+        gc.disable()  # until the model is loaded, see engine/garbage.py
     del sys.argv[0]  # the module's own name takes its place
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""How processes of ours are started: never with modules out of the folder that the user stands in."""
+"""Command line of child processes, which never import modules from the current folder."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 
 def child_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """Return the command that runs a module of this package in a Python of its own.
+    """Return the command that runs a module of this package in its own Python process.
 
-    `-m` alone looks for every import in the current folder first. That may be a model's, with a `jinja2.py` in it, and
-    no code of a model is ever run. `-P` leaves the folder out. The module runs within `twostroke.child`, so that
-    also one that is stopped while it starts ends with its parent.
+    `-m` alone searches the current folder first for every import. That may be a model's folder with a `jinja2.py` in
+    it, and no code of a model is ever run. `-P` excludes the folder. The module runs within `twostroke.child`, so that
+    a child that is stopped during its start also ends with its parent.
     """
     return (sys.executable, "-P", "-m", "twostroke.child", module, *arguments)

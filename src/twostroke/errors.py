@@ -1,22 +1,22 @@
-"""Everything Twostroke refuses, as types.
+"""Types of all errors that Twostroke raises on purpose.
 
     TwostrokeError
-    ├── ClientError                 the caller can mend it; nobody else's request is touched
+    ├── ClientError                 the caller can correct it; other requests are not affected
     │   ├── InvalidParameter        a value out of range, or two that contradict each other
-    │   ├── UnknownParameter        a name that is not one of ours
+    │   ├── UnknownParameter        an unknown name
     │   └── InvalidPrompt           empty, too long, ids outside the vocabulary, a template that fails
     ├── SetupError                  the engine cannot start with this model or these settings
     │   ├── ModelNotFound           no such folder, hub id unreachable
-    │   ├── UnsupportedModel        an architecture, a rope type or a layout that we do not run
+    │   ├── UnsupportedModel        an architecture, rope type or layout that is not implemented
     │   ├── CorruptCheckpoint       missing, extra, misshapen, unreadable or not finite tensors
     │   └── DoesNotFit              an explicit size that memory cannot hold, with the arithmetic
-    ├── UnreadableEvent             a line of an event log that is none, or of another version
-    └── EngineError                 ours: a step failed, or the engine has stopped
-        ├── RankLost                one of the processes that compute a model together is gone
+    ├── UnreadableEvent             a line of an event log that is no event, or of another version
+    └── EngineError                 an internal failure: a step failed, or the engine has stopped
+        ├── RankLost                one of the ranks that compute a model together is gone
         └── EngineUnavailable       no engine takes requests now; one may soon
-            └── Overloaded          there is one, and it has too much to do
+            └── Overloaded          the engine has too much work
 
-Each message names the value, the limit and the remedy. Broken invariants of our own are assertions, not these.
+Each message names the value, the limit and the remedy. Broken internal invariants are assertions, not these.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from typing import Any, cast
 from twostroke.plain_words import printable
 
 MOST_SHOWN = 80
-"""Characters of a value that a message shows whole."""
+"""Longest value that a message shows completely, in characters."""
 _BEGINNING = 60
-"""Characters of one that is longer."""
+"""Characters shown of a longer value."""
 _MOST_ITEMS = MOST_SHOWN // 3
-"""Of a list or an object that are looked at; so many fill what is shown."""
+"""Most items of a list or an object that are formatted; so many fill the shown characters."""
 _MOST_LEVELS = 3
 _MOST_BITS = 256
-"""Of a number that is written with all its digits."""
+"""Most bits of a number that is written with all its digits."""
 _MOST_MESSAGE = 4000
-"""Characters of a message about a model's files; they may hold names of any length."""
+"""Characters of a message about a model's files, which may contain names of any length."""
 _MOST_NEAR = 64
-"""Characters of an unknown name for which a similar one is looked for."""
+"""Longest unknown name for which similar names are searched, in characters."""
 
 
 class TwostrokeError(Exception):
@@ -49,17 +49,17 @@ class TwostrokeError(Exception):
 
 
 class ClientError(TwostrokeError):
-    """The request is at fault; the same request will fail again until it is changed."""
+    """An error in the request; the same request will fail again until it is changed."""
 
 
 class InvalidParameter(ClientError, ValueError):
-    """A parameter's value cannot be used.
+    """Error for a parameter whose value cannot be used.
 
     Args:
         name: the parameter, as the caller spells it.
-        value: what was given.
-        limit: what is allowed.
-        remedy: what to do instead; empty when the limit says it all.
+        value: the given value.
+        limit: the allowed values.
+        remedy: what to do instead; empty if the limit is enough.
     """
 
     def __init__(self, name: str, value: object, limit: str, remedy: str = "") -> None:
@@ -69,7 +69,7 @@ class InvalidParameter(ClientError, ValueError):
 
 
 class UnknownParameter(ClientError, TypeError):
-    """A keyword that nothing here understands; the nearest known names are offered."""
+    """Error for an unknown keyword; the message offers the nearest known names."""
 
     def __init__(self, name: str, known: Iterable[str], where: str) -> None:
         self.name = name
@@ -80,59 +80,60 @@ class UnknownParameter(ClientError, TypeError):
 
 
 class InvalidPrompt(ClientError, ValueError):
-    """The prompt cannot be run."""
+    """Error for a prompt that cannot be run."""
 
 
 class SetupError(TwostrokeError):
-    """The engine cannot start as asked. Its message is one printable line, whatever a model's files say."""
+    """Error for an engine that cannot start as asked. Its message is one printable line, whatever a model's files
+    contain."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message), _MOST_MESSAGE))
 
 
 class ModelNotFound(SetupError):
-    """There is no such model folder, and no hub to fetch it from."""
+    """Error for a model folder that does not exist, without a hub to fetch it from."""
 
 
 class UnsupportedModel(SetupError):
-    """The checkpoint asks for something that is not implemented; the message lists what is."""
+    """Error for a checkpoint that needs something not implemented; the message lists what is."""
 
 
 class CorruptCheckpoint(SetupError):
-    """The files of a model contradict each other or cannot be read."""
+    """Error for a model's files that contradict each other or cannot be read."""
 
 
 class DoesNotFit(SetupError):
-    """An explicit size exceeds what the machine has; the message shows the arithmetic."""
+    """Error for an explicit size that exceeds the machine; the message shows the arithmetic."""
 
 
 class UnreadableEvent(TwostrokeError, ValueError):
-    """A line of an event log is no event of this version."""
+    """Error for a line of an event log that is no event of this version."""
 
 
 class EngineError(TwostrokeError):
-    """Our failure: a request ended with an error because its step failed, or the engine has stopped."""
+    """Internal failure: a request ended with an error because its step failed, or the engine has stopped."""
 
 
 class RankLost(EngineError):
-    """One of the ranks that compute a model together is gone, so nothing can be computed any more.
+    """Error for the loss of one of the ranks that compute a model together, so that nothing can be computed any more.
 
     Args:
-        rank: which.
-        reason: how that was noticed.
+        rank: number of the lost rank.
+        reason: observation that showed the loss.
     """
 
     def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"rank {rank} is lost: {reason}. Its log says why; start the engine again.")
+        super().__init__(f"rank {rank} is lost: {reason}. See its log for the reason, and restart the engine.")
         self.rank = rank
 
 
 class EngineUnavailable(EngineError):
-    """Nothing was begun.
+    """Error for a request that was not begun because no engine takes requests.
 
     Args:
-        message: why.
-        may_return: whether asking again later may help.
+        message: the reason.
+        may_return: whether retrying later may help.
     """
 
     def __init__(self, message: str, *, may_return: bool = True) -> None:
@@ -141,11 +142,11 @@ class EngineUnavailable(EngineError):
 
 
 class Overloaded(EngineUnavailable):
-    """The request would wait too long.
+    """Error for a request that would wait too long.
 
     Args:
-        message: which limit, and by how much.
-        retry_after_s: when to ask again, in whole seconds.
+        message: the limit, and by how much it is exceeded.
+        retry_after_s: seconds after which to retry, a whole number.
     """
 
     def __init__(self, message: str, retry_after_s: int) -> None:
@@ -154,7 +155,7 @@ class Overloaded(EngineUnavailable):
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it; of a long one its beginning and its size, without looking at the rest.
+    """Return a value as messages show it; for a long one its beginning and its size, without reading the rest.
 
     >>> shown([1, "a"])
     "[1, 'a']"
@@ -176,7 +177,7 @@ def shown(value: object) -> str:
 
 
 def name_shown(name: object) -> str:
-    """Return a name from a file as messages show it: without quotes, printable; of a long one its beginning.
+    """Return a name from a file as messages show it: printable, without quotes; for a long one its beginning.
 
     >>> name_shown("model.norm.weight"), name_shown("\x1b[2J"), len(name_shown("a" * 10**6))
     ('model.norm.weight', '\\\\x1b[2J', 82)
@@ -185,13 +186,13 @@ def name_shown(name: object) -> str:
 
 
 def shorten(names: Sequence[object], limit: int = 8, show: Callable[[object], str] = name_shown) -> str:
-    """Return the first few names of a file's, or what `show` makes of them, and how many more there are."""
+    """Return the first few names, formatted by `show`, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(map(show, names[:limit])) + more
 
 
 def _beginning(value: Any, num_levels: int) -> str:
-    """Return `repr` of a value, but for what is long or deep in it, and what JSON and users spell otherwise."""
+    """Return `repr` of a value, shortened where it is long or deep, with JSON's words for None, True and False."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, PurePath):

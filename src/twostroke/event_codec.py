@@ -1,10 +1,10 @@
-"""Events as bytes: msgpack between processes and in memory, lines of JSON in files.
+"""Encoding of events: msgpack between processes and in memory, lines of JSON in files.
 
     ["StepScheduled", {…}]                            packed, once, where it happens
     {"v": 6, "event": "StepScheduled", …}             a line of an event log
 
-Whoever only keeps packed events never has to look inside: the flight recorder does, and `Unread`, for views that are
-folded when somebody asks.
+Code that only keeps packed events need not decode them: the flight recorder does so, and `Unread`, for views that are
+computed on demand.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from twostroke.events import Event, StepCommitted
 
 EVENT_LOG_VERSION = 6
 MAX_TIME_S = 1e12
-"""Of a process's clock."""
+"""Largest time on a process's clock."""
 
 PackedEvent = msgspec.Raw
 MAX_UNREAD_BYTES = 256 << 10
-"""Of packed events that are kept for a view that nobody looks at. Folding so many takes about 10 ms, which whoever asks
-next waits for: about 20 steps of 64 decodes, or 700 of one."""
+"""Most bytes of packed events that are kept for a view that is not read. Folding so many takes about 10 ms, which the
+next reader waits for: about 20 steps of 64 decodes, or 700 of one."""
 
 _Note = TypeVar("_Note")
 
@@ -44,7 +44,7 @@ _MANY_DECODER = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class PackedEventLog(Protocol):
-    """Takes events that came packed, in their order."""
+    """Log that takes packed events, in their order."""
 
     def append(self, packed: PackedEvent) -> None:
         """Keep one event."""
@@ -52,12 +52,12 @@ class PackedEventLog(Protocol):
 
 
 class Unread(Generic[_Note]):
-    """Events, and notes of their reader's own between them, that are read in their order when somebody asks.
+    """Queue of events, and of notes between them, that are read in their order on demand.
 
-    Above MAX_UNREAD_BYTES each new event has the oldest ones read, so memory stays bounded when nobody ever asks.
+    Above MAX_UNREAD_BYTES each new event has the oldest ones read, so memory stays bounded if the view is never read.
 
     Args:
-        read: takes each event or note, in the order in which they came.
+        read: called with each event or note, in their order.
     """
 
     def __init__(self, read: Callable[[Event | _Note], object]) -> None:
@@ -73,11 +73,11 @@ class Unread(Generic[_Note]):
             self._read_one()
 
     def note(self, note: _Note) -> None:
-        """Keep a note behind the events so far."""
+        """Keep a note after the events so far."""
         self._kept.append(note)
 
     def catch_up(self) -> None:
-        """Read everything."""
+        """Read all events and notes."""
         while self._kept:
             self._read_one()
 
@@ -91,12 +91,12 @@ class Unread(Generic[_Note]):
 
 
 def pack(event: Event) -> PackedEvent:
-    """The event as it travels."""
+    """Return the event as msgpack."""
     return PackedEvent(_ENCODER.encode((type(event).__name__, event)))
 
 
 def unpack(packed: PackedEvent) -> Event:
-    """The event; equal to the one that was packed."""
+    """Return the event; equal to the one that was packed."""
     name, fields = _NAMED_DECODER.decode(packed)
     return _DECODERS[name].decode(fields)
 
@@ -112,12 +112,12 @@ def kind_of(packed: PackedEvent) -> str:
 
 
 def join(events: Iterable[PackedEvent]) -> bytes:
-    """Several as one text of bytes."""
+    """Return several packed events as one byte string."""
     return _ENCODER.encode(events)
 
 
 def split(joined: bytes) -> Iterator[Event]:
-    """The events that were joined."""
+    """Return the events that were joined."""
     return map(unpack, _MANY_DECODER.decode(joined))
 
 
@@ -127,7 +127,7 @@ _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass the way they come back from JSON: lists for tuples.
+    """Return the fields of a dataclass as JSON would return them: lists for tuples.
 
     >>> from twostroke.request import Arrival
     >>> plain(Arrival("a", 0.5, 3, 4))["num_prompt_tokens"]
@@ -137,13 +137,13 @@ def plain(settings: Any) -> dict[str, Any]:
 
 
 def to_json(event: Event) -> str:
-    """One line, without the line break."""
+    """Return the event as one line, without the line break."""
     head = {"v": EVENT_LOG_VERSION, "event": type(event).__name__}
     return json.dumps(head | _fields(event), default=_fields, separators=(",", ":"), allow_nan=False)
 
 
 def from_json(line: str) -> Event:
-    """The event of one line; equal to the one that was written.
+    """Return the event of one line; equal to the one that was written.
 
     Raises:
         UnreadableEvent: not JSON, another version, an unknown event, or fields that do not fit it.
@@ -165,13 +165,13 @@ def from_json(line: str) -> Event:
     return event
 
 
-WHOLE_LOG = "Give the whole file as --event-log wrote it; a dump that was cut off is to be fetched anew."
-"""What to do about a log that cannot be read."""
+WHOLE_LOG = "Give the whole file as --event-log wrote it; fetch a truncated dump again."
+"""Advice for a log that cannot be read."""
 _MISFITS = (
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError),
     msgspec.MsgspecError,
 )
-"""What a line brings about that is no event."""
+"""Errors that a line without an event causes."""
 _NAMES: dict[type, tuple[str, ...]] = {}
 
 
@@ -179,14 +179,14 @@ def _event_of(record: dict[str, Any]) -> Event:
     kind = _KINDS[record.pop("event")]
     build = _builder(kind)
     assert build is not None, "events are dataclasses"
-    # to the wire's form and back: what is no value of a field's type, however deep, is refused there
+    # a round trip through msgpack refuses values of a wrong type at any depth
     event = _checker(kind).decode(_ENCODER.encode(build(record)))
     _check_sizes(event)
     return event
 
 
 def _check_sizes(event: Event) -> None:
-    """Refuses numbers that no engine writes, and that whoever reads the log would compute or count with."""
+    """Raise ValueError for numbers that no engine writes, since readers of the log compute or count with them."""
     if not abs(event.time_s) <= MAX_TIME_S:
         raise ValueError(f"time_s is {event.time_s}; at most {MAX_TIME_S:g} s are possible")
     if isinstance(event, StepCommitted) and any(commit.num_draft_tokens > MAX_DRAFTS for commit in event.commits):
@@ -194,7 +194,7 @@ def _check_sizes(event: Event) -> None:
 
 
 def _fields(value: Any) -> Any:
-    """What JSON does not know: dataclasses and structs become objects, bytes hexadecimal."""
+    """Return objects for dataclasses and structs, and hexadecimal text for bytes, which JSON cannot encode."""
     if isinstance(value, bytes):
         return value.hex()
     kind = type(value)
@@ -218,7 +218,8 @@ _Build = Callable[[Any], Any]
 
 @cache
 def _builder(kind: Any) -> _Build | None:
-    """Makes a value of the annotated type `kind` of what JSON made of it; None: JSON's will do."""
+    """Return a function from a JSON value to a value of the annotated type `kind`; None: the JSON value fits as it
+    is."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
         inner = _builder(next(part for part in get_args(kind) if part is not NoneType))

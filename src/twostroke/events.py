@@ -1,11 +1,11 @@
-"""The event log: what went into the scheduler and what it decided, enough to decide it all again.
+"""The event log: inputs and decisions of the scheduler, enough to replay all decisions.
 
     EngineStarted ─► RequestArrived ─► StepScheduled ─► StepCommitted ─► … ─► RequestFinishedByCaller
      the settings      an input         an outcome         an input               an input
 
-Inputs stand in the order in which they reached the scheduler, so scheduler/replay.py can feed them to a fresh one and
-compare every decision. There are counts, ids and hashes in it, no token ids and no text: a log may be shown around.
-(A salted hash tells nobody anything; an unsalted one lets somebody who has guessed a whole block's tokens check it.)
+Inputs are in the order in which they reached the scheduler, so scheduler/replay.py can feed them to a new one and
+compare every decision. The log contains counts, ids and hashes, no token ids and no text, so it may be shared.
+(A salted hash reveals nothing; an unsalted one lets a reader who has guessed a whole block's tokens verify the guess.)
 
 One event is one line of JSON: {"v": 1, "event": "StepScheduled", …}. Every event has the process it comes from and
 the time on that process's monotonic clock, in seconds.
@@ -40,22 +40,22 @@ class EngineStarted:
     num_blocks: int
     max_model_len: int
     model: str
-    """Which model: a name and what identifies its weights."""
+    """Name of the model and an identification of its weights."""
     machine: MachineLimits | None = None
-    """What the costs of steps are held against."""
+    """Limits of the machine that the costs of steps are compared with."""
     speculation: dict[str, Any] | None = None
-    """Fields of SpeculativeConfig; None where nobody drafts."""
+    """Fields of SpeculativeConfig; None without speculation."""
     max_drafts: int | None = None
-    """Most tokens in a row that who drafts can guess; None: any number."""
+    """Most tokens in a row that the drafter can propose; None: any number."""
     step_times: StepTimeModel | None = None
-    """By which steps are kept below a limit of time, where there is one."""
+    """Model of step times that keeps steps below a time limit, if there is one."""
     weight_bytes: int | None = None
-    """Of all weights, of all ranks together; of experts a step may read fewer. None: in logs of before."""
+    """Bytes of all weights, of all ranks together; a step may read fewer, with experts. None in older logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementBegan:
-    """A benchmark begins here; what came before warmed the engine up. Nothing is decided by it."""
+    """Start of a benchmark; events before it warmed the engine up. No decision depends on it."""
 
     time_s: float
     process: str
@@ -63,63 +63,64 @@ class MeasurementBegan:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request entered the queue."""
+    """A request that entered the queue."""
 
     time_s: float
     process: str
     request_id: str
     arrival: Arrival
     seed: int | None = None
-    """Of the noise its tokens are drawn with, given or assigned."""
+    """Seed of the noise that its tokens are sampled with, given or assigned."""
     cache_salt: str | None = None
     submitted_time_s: float | None = None
-    """When it was ready (tokenized, checked) and handed to the engine, which takes requests between two steps."""
+    """Time at which it was ready (tokenized, checked) and handed to the engine, which takes requests between two
+    steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFinishedByCaller:
-    """A request was ended from outside: aborted, or its text holds a stop string. Of pools, the gateway says it, too:
-    nobody else may know."""
+    """A request ended from outside: aborted, or its text contains a stop string. With pools the gateway writes it, too,
+    since no other process may know."""
 
     time_s: float
     process: str
     request_id: str
     reason: FinishReason
     num_output_tokens: int | None = None
-    """Tokens that count as output where a stop string cut off others that were committed; None: all."""
+    """Tokens that count as output if a stop string cut off committed ones; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepScheduled:
-    """A step was decided at `time_s`, which is what the scheduler was told."""
+    """A step that was decided at `time_s`, which is the time that the scheduler was given."""
 
     time_s: float
     process: str
     batch: ScheduledBatch
     """The whole outcome, block ids included."""
     cost: StepCost | None = None
-    """What the step asks of the machine, and whether compute or memory binds; None when nobody measured the machine."""
+    """Cost of the step, and whether compute or memory binds; None if the machine was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """The result of a step was taken in."""
+    """A step whose result was applied."""
 
     time_s: float
     process: str
     step: int
     commits: tuple[Commit, ...]
     operator_time_s: float = 0.0
-    """Of the step, in the model's operators."""
+    """Time of the step in the model's operators."""
     accounted_time_s: float | None = None
-    """When the engine was done with it; `time_s` is when the result was there, which is its tokens' time."""
+    """Time at which the engine had processed it; `time_s` is when the result arrived, which is its tokens' time."""
     draft_time_s: float = 0.0
-    """Of the step, in guessing drafts."""
+    """Time of the step for drafting."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheReset:
-    """Every cached prefix was forgotten, by an administrator."""
+    """Reset of the prefix cache by an administrator."""
 
     time_s: float
     process: str
@@ -127,95 +128,95 @@ class PrefixCacheReset:
 
 @dataclass(frozen=True, slots=True)
 class KVBlockChecked:
-    """A cached block was computed again, for the step that was just decided. An input: `quarantined` changes the pool,
-    and `suspects` is what came of it."""
+    """A cached block that was recomputed, for the step that was just decided. An input: `quarantined` changes the pool,
+    and `suspects` is the consequence."""
 
     time_s: float
-    """When the verdict was there."""
+    """Time of the verdict."""
     process: str
     begin_s: float
-    """From here on everybody who runs waited for it."""
+    """Time from which all running requests waited for the check."""
     request_id: str
-    """Whose cached prefix it is a part of."""
+    """Id of the request whose cached prefix contains it."""
     entry: int
-    """Which block of that prefix: the one that was checked, or, where something is quarantined, the first bad one."""
+    """Index of the checked block in that prefix or, if a block is quarantined, of the first bad one."""
     verdict: Verdict
     num_differences: int = 0
-    """Numbers that are not as they were computed again."""
+    """Numbers that differ from the recomputed ones."""
     first_layer: int | None = None
-    """The first layer with one."""
+    """First layer with a difference."""
     largest_difference: float | None = 0.0
-    """As in KVDifference; None is one that is not finite."""
+    """Largest difference, as in KVDifference; None if it is not finite."""
     quarantined: tuple[int | None, ...] = ()
-    """Per KV group the block that was taken out of use, None for none; empty unless the verdict is corruption."""
+    """Block taken out of use per KV group, None for none; empty unless the verdict is corruption."""
     suspects: Suspects = NO_SUSPECTS
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRouted:
-    """A gateway has decided which of its workers run a request. No engine writes this."""
+    """Routing decision of a gateway: the workers that run a request. No engine writes this."""
 
     time_s: float
     process: str
     request_id: str
-    """As the workers know it."""
+    """Id of the request in the workers."""
     decode: str
     prefill: str | None
-    """Who computes its prompt and hands the KV over; None: who decodes does it all."""
+    """Worker that computes its prompt and hands the KV over; None: the decode worker does everything."""
     reason: str
-    """In words."""
+    """Reason in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolScaled:
-    """A gateway has given one of its pools another size. No engine writes this."""
+    """New size of a pool, set by a gateway. No engine writes this."""
 
     time_s: float
     process: str
     pool: str
     num_workers: int
-    """That stayed so far."""
+    """Workers before the change."""
     num_wanted: int
     reason: str
-    """In words."""
+    """Reason in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVImportBegan:
-    """Blocks were taken for a prefix that is fetched from another process; an input, and what came of it."""
+    """Allocation of blocks for a prefix that is fetched from another process; an input with its outcome."""
 
     time_s: float
     process: str
     import_id: int
     request_id: str
-    """Of the request whose prefix it is, which arrives when all is here."""
+    """Id of the request whose prefix it is; the request arrives when the prefix is complete."""
     block_hashes: tuple[bytes, ...]
     num_tokens: int
-    """Of the prefix; whole blocks."""
+    """Tokens of the prefix; whole blocks."""
     rows: tuple[tuple[int, ...], ...]
-    """Per KV group the blocks that it is to lie in."""
+    """Blocks for the prefix, per KV group."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVImportEnded:
-    """The fetching of a prefix is over."""
+    """End of the fetching of a prefix."""
 
     time_s: float
     process: str
     import_id: int
     request_id: str
     problem: str = ""
-    """Why not all of it has come; empty: it has, and requests find it from now on."""
+    """Reason why part of it has not arrived; empty: all has arrived, and requests find it from now on."""
     num_bytes: int = 0
-    """That were fetched."""
+    """Fetched bytes."""
     begin_s: float = 0.0
-    """When it was asked for."""
+    """Time of the request for it."""
     first_byte_s: float = 0.0
-    """When the first of it came; 0: none has."""
+    """Time of the first byte; 0: none has arrived."""
     busy_s: float = 0.0
-    """While bytes came: without the time in which they were still to be computed."""
+    """Seconds in which bytes arrived, without waiting for them to be computed."""
     drift: str = ""
-    """How the numerics of who computed it differ, where that was allowed."""
+    """Differences of the computing worker's numerics, if drift is allowed."""
     last_byte_s: float = 0.0
     """Time at which all of it had arrived and the lender had confirmed it, or fetching had failed; 0: not known. The
     engine notes it between two steps, at `time_s`."""
@@ -228,7 +229,7 @@ class KVImportEnded:
 
 @dataclass(frozen=True, slots=True)
 class KVHoldEnded:
-    """Blocks on loan are fetched, or nobody came for them; or an import has no request any more."""
+    """End of a hold: lent blocks were fetched or given up, or an import's request is gone."""
 
     time_s: float
     process: str
@@ -237,7 +238,7 @@ class KVHoldEnded:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine died with everything it ran. Whoever had started it writes this; no engine does."""
+    """Death of the engine with all its requests. The process that started it writes this; no engine does."""
 
     time_s: float
     process: str
@@ -246,12 +247,12 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class MemorySampled:
-    """How much memory the engine's process takes, every now and then while it works."""
+    """Memory of the engine's process, sampled at intervals while it works."""
 
     time_s: float
     process: str
     anonymous_bytes: int
-    """Resident, without what maps files or is shared."""
+    """Resident bytes, without mapped files and shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +275,10 @@ class TokensDelivered:
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped:
-    """Here a history has a gap: whoever kept it had room for what follows only. No engine writes this."""
+    """Gap in a history: the buffer only held the later events. No engine writes this."""
 
     time_s: float
-    """Of the event behind the gap."""
+    """Time of the event after the gap."""
     process: str
     num_events: int
 
@@ -304,11 +305,11 @@ Event = (
 
 
 THESE_EVENTS = "these events"
-"""Value of a refusal of events that a program holds. Commands put the file or the server in its place."""
+"""Value in the error about events that a program holds. Commands replace it by the file or the server."""
 
 
 def event_log_with_a_gap(gap: EventsDropped) -> InvalidParameter:
-    """The refusal of those who need every event from the beginning."""
+    """Return the error of readers that need every event from the beginning."""
     return InvalidParameter(
         "event_log",
         THESE_EVENTS,
@@ -318,15 +319,15 @@ def event_log_with_a_gap(gap: EventsDropped) -> InvalidParameter:
 
 
 class EventLog(Protocol):
-    """Takes events, in their order."""
+    """Log that takes events, in their order."""
 
     def append(self, event: Event, /) -> None:
-        """Keeps one event."""
+        """Keep one event."""
         ...
 
 
 class EventRing(deque[Event]):
-    """Keeps the last `capacity` events in memory."""
+    """The last `capacity` events, in memory."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(maxlen=capacity)

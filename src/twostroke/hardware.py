@@ -1,4 +1,4 @@
-"""The machine and the libraries, as far as figures depend on them."""
+"""Description of the machine and the libraries that measured figures depend on."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The machine and the libraries that a figure depends on; nothing that names the machine."""
+    """The machine and the libraries that a figure depends on, without anything that identifies the machine."""
 
     cpu: str
     cores: int
-    """Processors this process may use."""
+    """Processors that this process may use."""
     memory_bytes: int
     python: str
     torch: str
     numpy: str
     system: str
     card: str | None = None
-    """The GPU's product name, where a figure is of one; None elsewhere, as all that follows."""
+    """Product name of the GPU, for figures of one; otherwise None, as are the fields below."""
     driver: str | None = None
-    """Of the GPU; None also where it does not say."""
+    """Driver version of the GPU; None also if it is unknown."""
     cuda: str | None = None
-    """The version that torch was built for."""
+    """CUDA version that torch was built for."""
     triton: str | None = None
 
     @classmethod
     def of_this_machine(cls) -> Hardware:
-        """Reads what the operating system says."""
+        """Read the description from the operating system."""
         return cls(
             cpu=_proc_field("/proc/cpuinfo", "model name") or platform.machine(),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -45,11 +45,11 @@ class Hardware:
         )
 
     def as_json(self) -> dict[str, str | int]:
-        """What is known; nothing of a card where figures are of none."""
+        """Return the known fields; those of a GPU only for figures of one."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def with_card(self, card: str, cuda: str | None) -> Hardware:
-        """The same with an NVIDIA GPU that figures are of.
+        """Return the description with an NVIDIA GPU.
 
         Args:
             card: its product name.
@@ -66,7 +66,7 @@ def _version(package: str) -> str:
 
 
 def _driver_version() -> str | None:
-    """Of the kernel's module, or what the driver's own program says where a container hides that."""
+    """Return the version of the kernel module, or nvidia-smi's answer if a container hides the module."""
     try:
         return driver_in(Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
     except OSError:
@@ -79,7 +79,7 @@ def _driver_version() -> str | None:
 
 
 def driver_in(text: str) -> str | None:
-    """The first version of two or three numbers in what a driver says of itself.
+    """Return the first version of two or three numbers in a driver's text.
 
     >>> driver_in("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build")
     '570.124.06'

@@ -1,9 +1,9 @@
-"""The KV self-check: a cached block is computed again and compared with what is stored. What is asked, and the verdict.
+"""Types and verdicts of the KV self-check, which recomputes a cached block and compares it with the stored one.
 
-Rows do not know each other, so computing the same tokens over the same context gives the same bits: `exact` is the
-rule. What differs is one of two things, and the size tells which. Another order of summation, or another kernel, moves
-a number by a few roundings (`numerics`); memory that lost a bit, or a block that somebody else wrote to, moves some
-numbers by about as much as they are large, or makes them NaN (`corruption`).
+Rows of a batch do not affect each other, so computing the same tokens over the same context gives the same bits:
+`exact` is the rule. The size of a difference shows its cause. Another order of summation, or another kernel, changes
+a number by a few roundings (`numerics`). Memory that lost a bit, or a block that was overwritten, changes some numbers
+by about their own size, or makes them NaN (`corruption`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from twostroke.config.kv_format import KVFormat, is_quantized, levels_of
 
 
 class Verdict(StrEnum):
-    """What a comparison says."""
+    """Result of a comparison."""
 
     EXACT = "exact"  # the same bytes
     NUMERICS = "numerics"  # within what roundings can do
@@ -26,39 +26,40 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KVCheck:
-    """A page of a cached prefix that is to be computed again."""
+    """A page of a cached prefix that is to be recomputed."""
 
     request_id: str
-    """Whose prefix it was found for, and whose tokens are in it."""
+    """Id of the request whose prefix and tokens it contains."""
     entry: int
-    """Which page: it holds the tokens from entry x block_size on."""
+    """Index of the page: it holds the tokens from entry x block_size on."""
     block_ids: tuple[int | None, ...]
-    """One per KV group, which holds the page; None where the group has it no longer (a window has passed it)."""
+    """Block of each KV group that holds the page; None if the group has it no longer (it left a window)."""
     context: tuple[tuple[int, ...], ...]
-    """Per KV group the blocks of the pages before it, from the first on; any id where the page's tokens do not look."""
+    """Blocks of the pages before it, from the first on, per KV group; any id for those that the page's tokens do not
+    see."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVDifference:
-    """K, or V, of one layer of a block that is not as it was computed again."""
+    """Difference between the stored and the recomputed K, or V, of one layer of a block."""
 
     group_id: int
     layer_id: int
     num_numbers: int
-    """That differ."""
+    """Count of numbers that differ."""
     largest: float
-    """Over the vectors (a token's K or V in one head): the largest difference of a number, by the largest number of the
-    vector. Infinite where either side is not finite."""
+    """Largest difference relative to the largest number of its vector (a token's K or V in one head), over all vectors.
+    Infinite if either side is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Who may have read a corrupt block, by what became of them."""
+    """Requests that may have read a corrupt block."""
 
     started_over: tuple[str, ...] = ()
-    """They had no output yet."""
+    """Ids of requests that restarted, because they had no output yet."""
     ended: tuple[str, ...] = ()
-    """With an error: their output may be wrong."""
+    """Ids of requests that ended with an error: their output may be wrong."""
 
 
 NO_SUSPECTS = Suspects()
@@ -66,38 +67,38 @@ NO_SUSPECTS = Suspects()
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check has come to."""
+    """Result of a check."""
 
     request_id: str
-    """Whose cached prefix it was about."""
+    """Id of the request whose cached prefix was checked."""
     entry: int
-    """Of the block that is meant: where something is quarantined, the first bad one of the prefix."""
+    """Index of the block; if blocks are quarantined, the first bad one of the prefix."""
     verdict: Verdict
     differences: tuple[KVDifference, ...] = ()
-    """Of that block."""
+    """Differences in that block."""
     quarantined: tuple[int | None, ...] = ()
-    """Per KV group, where the verdict is corruption; None for a group whose block is sound."""
+    """Quarantined block per KV group if the verdict is corruption; None for a group whose block is sound."""
     suspects: Suspects = NO_SUSPECTS
 
     @property
     def largest(self) -> float:
-        """Of the differences; 0 without any."""
+        """Largest of the differences; 0 without any."""
         return largest_of(self.differences)
 
 
 _FORMAT_STEPS: dict[KVFormat, float] = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "fp8": 2.0**-3}
-"""One unit in the last place, by the number."""
+"""One unit in the last place, relative to the number."""
 _LAYER_NOISE = {"float32": 2.0**-18, "float16": 3 * 2.0**-11, "bfloat16": 3 * 2.0**-8}
-"""What another order of summation does to a layer's output: the roundings of attention, MLP and norm to a type of few
-digits; in float32 that of a sum over thousands."""
+"""Relative effect of another order of summation on a layer's output: the roundings of attention, MLP and norm to a
+type of few digits; in float32 that of a sum over thousands."""
 
 
 def tolerance(kv_format: KVFormat, dtype: str, num_layers: int) -> float:
-    """The largest difference, in the measure of KVDifference.largest, that still counts as numerics.
+    """Return the largest difference, in the measure of KVDifference.largest, that still counts as numerics.
 
-    Two steps of the format (codes off by one, a number rounded the other way), and the noise of the layers before,
-    which adds up like a random walk; a coarse format adds to it by what the layers read. docs/decisions/019 holds the
-    bound against what two backends really differ by.
+    It is two steps of the format (codes off by one, a number rounded the other way), plus the noise of the earlier
+    layers, which adds up like a random walk; a coarse format adds to it by what the layers read. docs/decisions/019
+    compares the bound with the actual differences between two backends.
 
     >>> [round(tolerance(*of, num_layers=16), 4) for of in (("bf16", "bfloat16"), ("int8", "bfloat16"))]
     [0.0625, 0.0626]
@@ -108,7 +109,7 @@ def tolerance(kv_format: KVFormat, dtype: str, num_layers: int) -> float:
 
 
 def verdict_of(differences: Sequence[KVDifference], limit: float) -> Verdict:
-    """What these differences, all that there are, come from.
+    """Return the cause of these differences, which are all of a block.
 
     >>> verdict_of([], 0.1), verdict_of([KVDifference(0, 3, 1, 0.02), KVDifference(0, 4, 1, float("inf"))], 0.1)
     (<Verdict.EXACT: 'exact'>, <Verdict.CORRUPTION: 'corruption'>)
@@ -119,5 +120,5 @@ def verdict_of(differences: Sequence[KVDifference], limit: float) -> Verdict:
 
 
 def largest_of(differences: Sequence[KVDifference]) -> float:
-    """The largest of all; 0 without any."""
+    """Return the largest of all differences; 0 without any."""
     return max((difference.largest for difference in differences), default=0.0)

@@ -1,4 +1,4 @@
-"""Pointers of Git LFS: a few lines of text that a clone without it has in the place of large files."""
+"""Git LFS pointers: a few lines of text that replace large files in a clone without LFS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BEGINNING = b"version https://git-lfs"
 
 
 def remedy_for(path: Path, otherwise: str = "Download it again.") -> str:
-    """Return what to do about a file that is not what its name says; `otherwise` where it is no pointer."""
+    """Return the remedy for a file without its expected content; `otherwise` if it is no LFS pointer."""
     try:
         with path.open("rb") as file:
             is_pointer = file.read(len(_BEGINNING)) == _BEGINNING

@@ -1,4 +1,4 @@
-"""LLM: the offline face of the engine."""
+"""LLM: the offline interface of the engine."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class LLM:
         config: the fields of EngineConfig's parts, by name: dtype, max_model_len, block_size, max_num_seqs, …
 
     Raises:
-        UnknownParameter: a keyword that is no such field.
-        SetupError: the model or the sizes cannot be had.
+        UnknownParameter: a keyword is no such field.
+        SetupError: the model cannot be loaded, or the sizes do not fit.
     """
 
     def __init__(self, model: str = "embedded", **config: Any) -> None:
@@ -47,7 +47,7 @@ class LLM:
 
     @property
     def engine(self) -> TextEngine:
-        """The engine beneath, for those who want to step it themselves."""
+        """The underlying engine, for callers that step it themselves."""
         return self._engine
 
     def generate(
@@ -59,20 +59,20 @@ class LLM:
         cache_salt: str | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Completes prompts, batched; returns when all have ended.
+        """Complete prompts, batched; return when all have ended.
 
         Args:
-            prompts: a text, {"prompt": text} or {"prompt_token_ids": [...]}, or a sequence of these.
+            prompts: a string, {"prompt": string} or {"prompt_token_ids": [...]}, or a sequence of these.
             sampling_params: one for all, or one each; default: SamplingParams().
             priority: one per prompt (lower is served earlier; needs policy="priority").
-            cache_salt: separates this call's prefix cache from others'.
+            cache_salt: separates this call's prefix cache from that of other calls.
             use_tqdm: show a progress bar.
 
         Returns:
             One output per prompt, in their order.
 
         Raises:
-            ClientError: a prompt or parameter cannot be run; none of this call's prompts runs then.
+            ClientError: a prompt or parameter cannot be run; then none of this call's prompts runs.
         """
         return self._run(_prompts(prompts), sampling_params, priority, cache_salt, use_tqdm)
 
@@ -86,13 +86,13 @@ class LLM:
         use_tqdm: bool = False,
         **template: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
-        """Answers conversations, by the model's chat template; the rest is as for `generate`.
+        """Answer conversations, by the model's chat template; everything else is as for `generate`.
 
         Args:
             messages: a conversation (a sequence of {"role", "content"}), or a sequence of these.
             sampling_params: one for all, or one each; default: SamplingParams().
             priority: one per conversation (lower is served earlier; needs policy="priority").
-            cache_salt: separates this call's prefix cache from others'.
+            cache_salt: separates this call's prefix cache from that of other calls.
             use_tqdm: show a progress bar.
             template: the fields of TemplateOptions, by name: tools, documents, add_generation_prompt,
                 continue_final_message, chat_template_kwargs.
@@ -101,7 +101,7 @@ class LLM:
         return self._run(chats, sampling_params, priority, cache_salt, use_tqdm)
 
     def close(self) -> None:
-        """Gives back the model's and the cache's memory."""
+        """Release the memory of the model and the cache."""
         self._engine.close()
 
     def _run(
@@ -136,7 +136,7 @@ class LLM:
                     let_interrupts_through()
                 return self._finish(request_ids, use_tqdm, let_interrupts_through)
             except BaseException:
-                # a refused prompt, or an interrupt: nothing of this call goes on in the background
+                # a refused prompt, or an interrupt: abort all requests of this call
                 if self._engine.is_whole:
                     for request_id in request_ids:
                         self._engine.abort(request_id)
@@ -161,7 +161,7 @@ class LLM:
 
 
 def _prompts(given: object) -> list[Prompt]:
-    """One prompt or several, as a list; what is in each is the input processor's to check."""
+    """Return one prompt or several as a list; the input processor checks their content."""
     if isinstance(given, str | Mapping):
         return [cast(Prompt, given)]
     items = _several("prompts", given, "a text, a prompt object, or a sequence of these")
@@ -172,7 +172,7 @@ def _prompts(given: object) -> list[Prompt]:
 
 
 def _conversations(given: object) -> list[Messages]:
-    """One conversation or several, as a list."""
+    """Return one conversation or several as a list."""
     limit = 'a sequence of {"role": ..., "content": ...}, or a sequence of such sequences'
     items = _several("messages", given, limit)
     if not items or all(isinstance(item, Mapping) for item in items):
@@ -184,7 +184,7 @@ def _conversations(given: object) -> list[Messages]:
 
 
 def _one_each(name: str, given: object, default: object, kind: type, count: int) -> list[Any]:
-    """The default for all, one value for all, or one each."""
+    """Return one value per prompt: the default, the one given for all, or the given list."""
     if given is None:
         given = default
     if _is_a(given, kind):
@@ -204,7 +204,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _several(name: str, given: object, limit: str) -> list[Any]:
-    # a text or a mapping would be taken apart into characters or keys
+    # a string or a mapping would be split into characters or keys
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise InvalidParameter(name, cast(object, given), f"must be {limit}")
     return list(cast(Iterable[Any], given))

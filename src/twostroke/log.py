@@ -7,14 +7,14 @@ import math
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger of one module; the application decides where lines go."""
+    """Return the logger of one module; the application decides where lines go."""
     return logging.getLogger(name)
 
 
 class Sparingly(logging.Filter):
-    """Lets a warning that repeats itself through once in a while; that line says how many were held back before it.
+    """Filter that passes a repeated warning once per interval; that line counts the suppressed ones before it.
 
-    For what somebody outside can bring about as often as they like. Errors, which are ours, always pass.
+    It is for warnings that clients can cause as often as they like. Errors, which are internal, always pass.
 
     Args:
         every_s: seconds between two lines of the same message.
@@ -29,11 +29,11 @@ class Sparingly(logging.Filter):
         self._num_held_back: dict[object, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
+        """Return whether the line is written."""
         if record.levelno > logging.WARNING:
             return True
         message, now_s = record.msg, record.created
-        if abs(now_s - self._passed_s.get(message, -math.inf)) < self._every_s:  # clocks are set back, too
+        if abs(now_s - self._passed_s.get(message, -math.inf)) < self._every_s:  # a clock may be set back
             self._num_held_back[message] = self._num_held_back.get(message, 0) + 1
             return False
         if message not in self._passed_s and len(self._passed_s) >= self._MOST_MESSAGES:

@@ -1,6 +1,7 @@
-"""What a caller gets back, in vLLM's names and shapes; and what is measured of it.
+"""Outputs for callers, in vLLM's names and shapes, with their measurements.
 
-RequestTimes is the one definition of each duration, DraftOutcomes of each count of drafts."""
+RequestTimes is the one definition of each duration, DraftOutcomes of each count of drafts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from twostroke.request import FinishReason
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Points in time on one clock, in seconds; collected by whoever reads an engine's updates or its event log.
+    """Points in time of one request on one clock, in seconds, from an engine's updates or its event log.
 
         arrival   scheduled   token 1   token 2, 3    token 4 = end
            |----------|----------|----------|-------------|
@@ -24,34 +25,34 @@ class RequestTimes:
            |------- ttft --------|
            |------------------------ e2e -----------------|        tpot = (e2e - ttft) / 3
 
-    A token's time is when the step that made it gave its result to the engine, before the text is made and sent.
+    A token's time is when its step gave the result to the engine, before the text is made and sent.
     Durations need a token: a request that never got one has none.
     """
 
     arrival_s: float
     scheduled_s: float | None = None
-    """When it ran for the first time."""
+    """Time of its first step."""
     token_times_s: list[float] = field(default_factory=list[float])
     finish_s: float | None = None
-    """When it ended, if that was not with its last token (abort)."""
+    """Time of its end, if that was not with its last token (abort)."""
     num_preemptions: int = 0
     drafts: DraftTally | None = None
-    """What became of its drafts; None where none was verified."""
+    """Counts of its drafts; None if none was verified."""
 
     @property
     def queue_time_s(self) -> float:
-        """Arrival until first scheduled."""
+        """Seconds from arrival until first scheduled."""
         assert self.scheduled_s is not None, f"never ran: {self}"
         return self.scheduled_s - self.arrival_s
 
     @property
     def ttft_s(self) -> float:
-        """Arrival until the first token was there."""
+        """Seconds from arrival until the first token."""
         return self.token_times_s[0] - self.arrival_s
 
     @property
     def e2e_s(self) -> float:
-        """Arrival until the end."""
+        """Seconds from arrival until the end."""
         return (self.token_times_s[-1] if self.finish_s is None else self.finish_s) - self.arrival_s
 
     @property
@@ -62,27 +63,27 @@ class RequestTimes:
 
     @property
     def itl_s(self) -> tuple[float, ...]:
-        """Gaps between consecutive tokens."""
+        """Gaps between consecutive tokens, in seconds."""
         return tuple(later - earlier for earlier, later in itertools.pairwise(self.token_times_s))
 
 
 # ---------------------------------------------------------------------- drafts
 #
 #     pass      fed      drafts        taken         counts
-#     1         t0       d1 d2 d3      d1 d2 t3      3 tokens: 3 drafts verified, 2 stood (positions 0 and 1)
+#     1         t0       d1 d2 d3      d1 d2 t3      3 tokens: 3 drafts verified, 2 accepted (positions 0 and 1)
 #     2         t3                     t4            1 token:  no drafts
 #                                                    2 passes, 4 tokens: 2 a pass
 #
-# A pass gives one token whatever becomes of its drafts, and one more for each that stood: tokens = passes + accepted.
-# Where a sequence ends within a pass, what is behind its end is no token of its, and no draft that stood.
+# A pass gives one token, and one more for each accepted draft: tokens = passes + accepted.
+# If a sequence ends within a pass, what follows its end counts neither as a token nor as an accepted draft.
 
 
 def num_accepted(num_tokens: int, num_draft_tokens: int) -> int:
-    """Drafts of a pass that stood.
+    """Return the accepted drafts of a pass.
 
     Args:
-        num_tokens: that the pass gave, after everything that cuts them short.
-        num_draft_tokens: that it verified.
+        num_tokens: tokens of the pass, after every cut.
+        num_draft_tokens: drafts that it verified.
 
     >>> num_accepted(3, 3), num_accepted(1, 3), num_accepted(1, 0), num_accepted(0, 3)
     (2, 0, 0, 0)
@@ -92,27 +93,27 @@ def num_accepted(num_tokens: int, num_draft_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftOutcomes:
-    """What became of all drafts, over the passes that gave tokens; the one that read the prompt's end is among them."""
+    """Outcomes of all drafts, over the passes that gave tokens, including the one that completed the prompt."""
 
     num_passes: int
-    """Of the target model, each for one sequence."""
+    """Passes of the target model, counted per sequence."""
     num_tokens: int
-    """That they gave."""
+    """Tokens that these passes gave."""
     num_verifying_passes: int
-    """Those with drafts."""
+    """Passes with drafts."""
     num_draft_tokens: int
-    """Verified."""
+    """Verified drafts."""
     num_accepted_tokens: int
-    """Drafts that stood: num_tokens - num_passes."""
+    """Accepted drafts: num_tokens - num_passes."""
     num_accepted_tokens_per_pos: tuple[int, ...]
-    """The same by their position among the drafts of their pass, from 0, up to the last where one was verified."""
+    """Accepted drafts by position in their pass, from 0, up to the last position that was verified."""
     tokens_per_pass: float
-    """num_tokens / num_passes."""
+    """Mean tokens per pass: num_tokens / num_passes."""
 
 
 @dataclass(slots=True)
 class DraftTally:
-    """Counts passes as they come.
+    """Counter of passes and their drafts.
 
     >>> tally = DraftTally()
     >>> tally.passed(3, 3), tally.passed(1, 0)
@@ -126,7 +127,7 @@ class DraftTally:
     num_verifying_passes: int = 0
     num_draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list[int])
-    """By position."""
+    """Accepted drafts by position."""
 
     @classmethod
     def without_drafts(cls, num_tokens: int) -> DraftTally:
@@ -134,7 +135,7 @@ class DraftTally:
         return cls(num_tokens, num_tokens)
 
     def passed(self, num_tokens: int, num_draft_tokens: int) -> None:
-        """A pass gave so many tokens and verified so many drafts; one without tokens (a chunk of a prompt) is none."""
+        """Count a pass; one without tokens (a chunk of a prompt) does not count."""
         if not num_tokens:
             return
         self.num_passes += 1
@@ -148,7 +149,7 @@ class DraftTally:
 
     @staticmethod
     def total(tallies: Iterable[DraftTally]) -> DraftOutcomes | None:
-        """Of several sequences together; None where no draft was verified."""
+        """Return the outcomes of several sequences together; None if no draft was verified."""
         those = list(tallies)
         if not any(tally.num_draft_tokens for tally in those):
             return None
@@ -178,12 +179,12 @@ class Logprob:
 
     logprob: float
     rank: int
-    """1 is the most likely token."""
+    """Rank of the token; 1 is the most likely."""
     decoded_token: str
 
 
 LogprobsAtPosition = dict[int, Logprob]
-"""Token id to its log-probability: the chosen token first, then the most likely ones."""
+"""Log-probability by token id: the chosen token first, then the most likely ones."""
 
 
 NumericDrift = dict[str, list[str]]
@@ -220,34 +221,34 @@ class CompletionOutput(msgspec.Struct):
     cumulative_logprob: float | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
-    """The stop string or stop token id that ended it; None at an end-of-text token."""
+    """Stop string or stop token id that ended it; None at an end-of-text token."""
     seed: int
-    """The seed its tokens were drawn with, given or assigned: with it the request can be repeated exactly."""
+    """Seed its tokens were sampled with, given or assigned: with it the request can be repeated exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Where the time of a request went, in seconds; with several sequences (`n`), as its caller lived through it."""
+    """Durations of a request in seconds; with several sequences (`n`), as its caller observed them."""
 
     arrival_time_s: float
     queue_time_s: float
-    """Arrival until the first of its sequences was scheduled."""
+    """Seconds from arrival until the first of its sequences was scheduled."""
     ttft_s: float
-    """Arrival until the first token, of any sequence, was there."""
+    """Seconds from arrival until the first token of any sequence."""
     tpot_s: float | None
-    """Of the sequence that ended last: mean gap between its tokens; None for a single token."""
+    """Mean gap between the tokens of the sequence that ended last; None for a single token."""
     itl_s: tuple[float, ...]
-    """Of the sequence that ended last: gaps between consecutive tokens."""
+    """Gaps between consecutive tokens of the sequence that ended last."""
     e2e_s: float
-    """Arrival until the last sequence ended."""
+    """Seconds from arrival until the last sequence ended."""
     num_preemptions: int
-    """Of all sequences together."""
+    """Preemptions of all sequences together."""
     drafts: DraftOutcomes | None = None
-    """Of all sequences together: what became of drafts; None where none was verified."""
+    """Draft outcomes of all sequences together; None if no draft was verified."""
 
     @classmethod
     def of(cls, sequences: Sequence[RequestTimes]) -> RequestMetrics | None:
-        """Of the sequences of one request; None when no token was ever made."""
+        """Return the metrics of one request's sequences; None if no token was ever made."""
         served = [times for times in sequences if times.token_times_s]
         if not served:
             return None
@@ -267,35 +268,35 @@ class RequestMetrics:
 
 
 class RequestOutput(msgspec.Struct):
-    """The answer to one prompt; while streaming, what is there so far."""
+    """The answer to one prompt; while streaming, the part so far."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: Sequence[LogprobsAtPosition | None] | None
-    """By position, the first of which has none. Entries are made when they are read."""
+    """Entries by position; the first is None. Entries are made when they are read."""
     outputs: list[CompletionOutput] = []
     finished: bool = False
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
     times: Sequence[RequestTimes] = ()
-    """Of each sequence, once all have ended; `metrics` is read off them."""
+    """Times of each sequence, once all have ended; `metrics` is computed from them."""
     error: str | None = None
-    """Why it ended with finish_reason "error"."""
+    """Reason for finish_reason "error"."""
     numeric_drift: NumericDrift = {}
-    """Differences between the processes that ran it, where drift is allowed. One process alone may have answered with
+    """Differences between the processes that ran it, if drift is allowed. One of these processes alone might have made
     other tokens."""
     hidden_state: bytes | None = None
-    """Of the prompt's last token behind the final norm, where that was asked for: float32 [hidden_size]."""
+    """Hidden state of the prompt's last token after the final norm, if requested: float32 [hidden_size]."""
 
     @property
     def metrics(self) -> RequestMetrics | None:
-        """Where the time of the request went; None before its end, and where no token was ever made."""
+        """Durations of the request; None before its end, and if no token was ever made."""
         return RequestMetrics.of(self.times)
 
 
 class JoinedDeltas:
-    """The deltas of one request, joined: what a single output at the end would have been."""
+    """The joined deltas of one request: equal to a single output at the end."""
 
     def __init__(self) -> None:
         self._last: RequestOutput | None = None
@@ -303,7 +304,7 @@ class JoinedDeltas:
         self._parts: dict[int, list[CompletionOutput]] = {}
 
     def add(self, delta: RequestOutput) -> None:
-        """Takes the next one."""
+        """Add the next delta."""
         if self._last is None:
             self._prompt_logprobs = delta.prompt_logprobs
         self._last = delta
@@ -311,7 +312,7 @@ class JoinedDeltas:
             self._parts.setdefault(part.index, []).append(part)
 
     def joined(self) -> RequestOutput:
-        """All of them; there must be one at least."""
+        """Return all deltas as one output; there must be at least one."""
         assert self._last is not None, "nothing to join"
         outputs = [_joined(self._parts[index]) for index in sorted(self._parts)]
         return replace(self._last, outputs=outputs, prompt_logprobs=self._prompt_logprobs)

@@ -1,4 +1,4 @@
-"""Values and exceptions in words for users: they know JSON and what they typed, and no class of Python."""
+"""Values and exceptions in words for users, who know JSON and what they typed, but no Python classes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "a boolean"),  # before the numbers: to Python it is one
+    (bool, "a boolean"),  # before the numbers: in Python a bool is an int
     ((int, float), "a number"),
     (str, "a text"),
     (bytes, "bytes"),
@@ -16,12 +16,12 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 _MOST_REASON = 2000
-"""Characters of a reason; an exception may repeat all that it was given."""
+"""Most characters of a reason; an exception may repeat its whole input."""
 _TOO_MANY_DIGITS = re.compile(r"Exceeds the limit \((\d+) digits\) for integer string conversion.*")
 
 
 def kind_of(value: object) -> str:
-    """Return what kind of value this is, in JSON's words.
+    """Return the type of a value in JSON's words.
 
     >>> [kind_of(value) for value in (None, True, 3, 0.5, "a", [1], {})]
     ['null', 'a boolean', 'a number', 'a number', 'a text', 'a list', 'an object']
@@ -32,7 +32,7 @@ def kind_of(value: object) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an exception says: one line of bounded length that can be printed, without the name of its class.
+    """Return an exception's message as one printable line of bounded length, without the name of its class.
 
     >>> reason_of(ValueError("too\\n  long")), reason_of(KeyError("name")), reason_of(MemoryError())
     ('too long', "'name' is missing", 'there is not enough memory')
@@ -54,12 +54,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def printable(text: str, most: int = _MOST_REASON, beginning: int | None = None) -> str:
-    """Return the text with what would steer a terminal spelled out; of a long one its beginning and its size.
+    """Return the text with terminal control characters escaped; for a long one its beginning and its size.
 
     Args:
         text: of any length.
         most: characters of a text that is returned whole.
-        beginning: characters of a longer one that are returned; None: as many.
+        beginning: characters of a longer text that are returned; None: as many.
     """
     spelled = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:most])
     is_whole = max(len(text), len(spelled)) <= most
@@ -70,7 +70,7 @@ def printable(text: str, most: int = _MOST_REASON, beginning: int | None = None)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1, "token"), counted(2, "token")
     ('1 token', '2 tokens')

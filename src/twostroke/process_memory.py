@@ -1,4 +1,4 @@
-"""How much memory this process takes, and how much it took at most."""
+"""Current and peak memory of processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def peak_resident_bytes(pid: int | None = None) -> int:
 
 
 def reset_peak(pid: int | None = None) -> bool:
-    """Begins a new peak of a process at what is resident now; default: of this one.
+    """Begin a new peak of a process at its current resident size; default: this process.
 
     Returns:
-        False where the kernel does not allow it; the peak is then the process's whole life's.
+        False if the kernel does not allow it; the peak is then that of the process's whole life.
     """
     try:
         Path(f"/proc/{'self' if pid is None else pid}/clear_refs").write_text("5", encoding="ascii")
@@ -32,15 +32,15 @@ def reset_peak(pid: int | None = None) -> bool:
 
 
 def return_free_memory() -> None:
-    """Give the system what the allocator keeps free, which is several times a large body; where it is not glibc's,
-    nothing happens."""
+    """Return unused allocator memory to the system, which can be several times a large body; does nothing without
+    glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def own_anonymous_bytes() -> int:
-    """Resident memory of this process that maps no file; 0 where the system does not say."""
+    """Return the resident memory of this process that maps no file; 0 if the system does not report it."""
     try:
         return _status_bytes("RssAnon")
     except (OSError, AssertionError):
@@ -48,7 +48,7 @@ def own_anonymous_bytes() -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Resident memory of a process that maps no file; 0 once it has ended."""
+    """Return the resident memory of a process that maps no file; 0 once it has ended."""
     try:
         return _status_bytes("RssAnon", Path(f"/proc/{pid}/status"))
     except (OSError, AssertionError):  # a process that has ended and was not waited for has no such line

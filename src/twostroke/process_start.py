@@ -1,4 +1,4 @@
-"""How long ago this process was started, by the system's own account: what imports take is part of a start."""
+"""Time since this process was started, by the system's record: imports are part of a start's duration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 _LOADED_S = time.monotonic()
 _START_FIELD = 19
-"""Of those behind the name in /proc/PID/stat: `starttime`, in ticks since the machine was booted (proc(5))."""
+"""Index of `starttime` after the name in /proc/PID/stat, in ticks since the machine was booted (proc(5))."""
 
 
 def seconds_since_start(stat: Path = Path("/proc/self/stat")) -> float:
-    """Return it to a hundredth of a second; where the system does not tell, since this module was imported."""
+    """Return the seconds since the process's start, to a hundredth; if unknown, since this module was imported."""
     try:
         fields = stat.read_text().rsplit(")", 1)[1].split()
         started_s = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")

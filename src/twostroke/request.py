@@ -1,8 +1,8 @@
 """A request as the scheduler sees it: counts and states, no token ids and no text.
 
-The engine keeps the token ids beside it (engine/generation.py), the runner keeps the ones it has to feed
-(runner/input_batch.py). The scheduler decides from counts and block hashes alone, which is why an event log
-that holds no text can replay it.
+The engine keeps the token ids (engine/generation.py), and the runner keeps those that it has to compute
+(runner/input_batch.py). The scheduler decides from counts and block hashes alone. Therefore an event log without text
+can replay it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from enum import StrEnum
 
 
 class RequestStatus(StrEnum):
-    """Where a request is in its life; LEGAL_MOVES says what may follow."""
+    """State of a request; LEGAL_MOVES has the possible transitions."""
 
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waiting again, its blocks given back; what it generated stays generated
+    PREEMPTED = "preempted"  # waiting again, its blocks freed; its output is kept
     FINISHED = "finished"
 
 
 LEGAL_MOVES: dict[RequestStatus, frozenset[RequestStatus]] = {
     RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
-    # to WAITING: what it was given was found corrupt before it made anything of it, and it begins anew
+    # to WAITING: a block that it read was found corrupt before it had output, and it restarts
     RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.WAITING, RequestStatus.FINISHED}),
     RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
     RequestStatus.FINISHED: frozenset(),
@@ -30,7 +30,7 @@ LEGAL_MOVES: dict[RequestStatus, frozenset[RequestStatus]] = {
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; OpenAI's words, and two of ours."""
+    """Reason why a request ended; OpenAI's words, and two of ours."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -40,30 +40,29 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request as it enters the scheduler; everything the decisions depend on, and nothing else."""
+    """A request as it enters the scheduler; everything that decisions depend on, and nothing else."""
 
     request_id: str
     arrival_time_s: float
     num_prompt_tokens: int
     max_tokens: int
-    """Most output tokens; already cut to what the context leaves."""
+    """Most output tokens, already limited to the rest of the context."""
     priority: int = 0
-    """Lower is served earlier."""
+    """Priority; lower is served earlier."""
     block_hashes: tuple[bytes, ...] = ()
     """Chained hashes of the prompt's full blocks, salt included; see kv_cache/prefix_cache.py."""
     reads_prefix_cache: bool = True
-    """False when every prompt token has to be computed anyway (prompt logprobs)."""
+    """Whether the prefix cache is used; False if every prompt token has to be computed (prompt logprobs)."""
     tenant: str = ""
-    """Whose it is, for a fair queue; empty where nobody is told apart."""
+    """Tenant, for a fair queue; empty if tenants are not distinguished."""
     background: bool = False
-    """It takes what the others leave; see scheduler/background.py."""
+    """Whether it is background work, as in scheduler/background.py."""
     lend_as: int | None = None
-    """When it ends by itself its blocks are on loan under this number, for the process where it goes on."""
+    """Number under which its blocks are on loan after a normal end, for the process where it continues."""
     lend_block_size: int = 0
-    """Where blocks of all KV groups end over there (KVLayout.prefix_tokens); what is in whole blocks of both sides is
-    on loan. 0: as here."""
+    """KVLayout.prefix_tokens of the receiving process; blocks that are full on both sides are on loan. 0: as here."""
     import_id: int | None = None
-    """Its prefix was fetched under this number, which ends when it runs or ends."""
+    """Number under which its prefix was fetched; the import ends when the request runs or ends."""
 
 
 Key = tuple[float, int]
@@ -85,7 +84,7 @@ class Request:
 
     arrival: Arrival
     key: Key = (0.0, 0)
-    """Its place in both queues; see scheduler/policy.py."""
+    """Place in both queues, by scheduler/policy.py."""
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     block_hashes: list[bytes] = field(default_factory=list[bytes])
@@ -93,21 +92,21 @@ class Request:
     num_pending_tokens: int = 0
     num_computed_tokens: int = 0
     num_prefill_tokens: int = 0
-    """Tokens that were there when it was last admitted, samples in flight included: computing these is the first
-    stroke, even where a preemption makes it compute its own output again."""
+    """Tokens at its last admission, samples in flight included. Computing these is prefill, even if they include its
+    own output after a preemption."""
     num_cached_tokens: int = 0
-    """Found in the prefix cache when it was first admitted."""
+    """Tokens found in the prefix cache at its first admission."""
     num_draft_tokens: int = 0
     """Drafts that a step in flight verifies."""
     num_preemptions: int = 0
 
     def __post_init__(self) -> None:
-        """The hashes grow with the output; the arrival stays as it came."""
+        """Copy the hashes, which grow with the output; the arrival never changes."""
         self.block_hashes = list(self.arrival.block_hashes)
 
     @property
     def request_id(self) -> str:
-        """Its name, unique among live requests."""
+        """Id, unique among live requests."""
         return self.arrival.request_id
 
     @property
@@ -117,15 +116,15 @@ class Request:
 
     @property
     def num_outputs_left(self) -> int:
-        """Output tokens it may still get, beyond those in flight."""
+        """Output tokens that it may still get, beyond those in flight."""
         return self.arrival.max_tokens - self.num_output_tokens - self.num_pending_tokens
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the request has ended."""
         return self.status is RequestStatus.FINISHED
 
     def move_to(self, status: RequestStatus) -> None:
-        """Goes to another state; an illegal move is our own mistake."""
+        """Move to another state; assert that the move is legal."""
         assert status in LEGAL_MOVES[self.status], f"{self.request_id}: {self.status} -> {status}"
         self.status = status

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen and when it wants to stop."""
+"""Sampling and stopping parameters of one request."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from twostroke.errors import InvalidParameter, UnknownParameter
 from twostroke.plain_words import kind_of
 
 MAX_N = 128
-"""Most sequences one request may ask for: each holds KV memory and a place in the batch of its own."""
+"""Most sequences that one request may ask for: each has its own KV memory and batch slot."""
 
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
 MAX_STRUCTURE_BYTES = 2**16
-"""Of a schema, a grammar, or all choices together, in UTF-8; far more than any form that a model could follow."""
+"""Most bytes of a schema, a grammar, or all choices together, in UTF-8; far beyond any form a model could follow."""
 _ASK_FOR_LESS = "Ask for less, and check the rest in the text."
 REPETITION_PENALTIES = (0.01, 100.0)
-"""Logits are divided and multiplied by it in float32: much smaller ones become 0 there, and the logits infinite."""
+"""Range of repetition_penalty. Logits are divided and multiplied by it in float32; much smaller ones would become 0,
+and the logits infinite."""
 
 
 _TOKEN_ID = re.compile("[0-9]{1,19}")
@@ -31,32 +32,32 @@ _Params = TypeVar("_Params", "StructuredOutputs", "SamplingParams")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """The form that an output has to have; exactly one of these, whose names are vLLM's.
+    """Required form of an output; exactly one of these fields, whose names are vLLM's.
 
-    Whether the form can be followed shows when it is compiled for a model (grammar/).
+    Errors in the form itself appear when it is compiled for a model (grammar/).
 
     Raises:
-        InvalidParameter: none or several of them, one of the wrong kind, or one that is too long.
-        UnknownParameter: a keyword that is not a field.
+        InvalidParameter: none or several fields are set, or one has the wrong type or is too long.
+        UnknownParameter: a keyword is not a field.
     """
 
     json: str | Mapping[str, Any] | None = None
-    """A JSON schema, as an object or as its text; kept as text."""
+    """JSON schema, as an object or as a string; kept as a string."""
     regex: str | None = None
-    """A regular expression that the whole output matches; no look-around, no back-references."""
+    """Regular expression that the whole output matches; no look-around, no back-references."""
     choice: tuple[str, ...] | None = None
-    """The output is one of these texts."""
+    """Strings of which the output is one."""
     grammar: str | None = None
-    """A context-free grammar: Lark's notation, or llama.cpp's GBNF."""
+    """Context-free grammar: Lark's notation, or llama.cpp's GBNF."""
     json_object: bool | None = None
-    """The output is some JSON object."""
+    """Whether the output is any JSON object."""
 
     def __new__(cls, **given: Any) -> StructuredOutputs:
-        """Refuses unknown names before the generated constructor would, with the nearest known one."""
+        """Refuse unknown names before the generated constructor would, and offer the nearest known one."""
         return _new(cls, given, "structured_outputs")
 
     def __post_init__(self) -> None:
-        """Checks the kinds, and turns a schema into its text."""
+        """Check the types, and turn a schema into a string."""
         if self.json_object is not None:
             switch("structured_outputs.json_object", self.json_object)
         given = self._given
@@ -73,12 +74,12 @@ class StructuredOutputs:
         texts = self.choice or (self.json, self.regex, self.grammar)  # json_object is none
         num_bytes = sum(_num_bytes(name, text) for text in texts if text is not None)
         if num_bytes > MAX_STRUCTURE_BYTES:
-            limit = f"has {num_bytes} bytes in UTF-8; at most {MAX_STRUCTURE_BYTES} are followed"
+            limit = f"has {num_bytes} bytes in UTF-8; at most {MAX_STRUCTURE_BYTES} are allowed"
             raise InvalidParameter(name, "...", limit, _ASK_FOR_LESS)
 
     @property
     def kind(self) -> str:
-        """Which of them it is."""
+        """Name of the field that is set."""
         return self._given[0]
 
     @property
@@ -93,23 +94,23 @@ class SamplingParams:
     Order in which they act on the logits: structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias,
     penalties, temperature, min_p, top_k, top_p, then the choice (Gumbel-max with per-request noise).
 
-    The defaults are these for every model: values that a model recommends in its generation_config.json are not
-    applied (vLLM's `--generation-config vllm`), so a request means the same wherever it is sent. They are logged when
-    the model is loaded.
+    The defaults are the same for every model: values that a model recommends in its generation_config.json are not
+    applied (vLLM's `--generation-config vllm`), so a request means the same everywhere. They are logged when the model
+    is loaded.
 
-    A new field also goes to: the checks below and the order above; `SamplingFields` (api/protocol/sampling.py); where
-    it acts (sampling/); `_everything` (runner/largest_steps.py), if it costs memory; a request in
-    tests/api/test_fields.py that shows it. Flags and OpenAPI follow by themselves.
+    A new field also goes to: the checks below and the order above; `SamplingFields` (api/protocol/sampling.py); the
+    place where it acts (sampling/); `_everything` (runner/largest_steps.py), if it costs memory; a request in
+    tests/api/test_fields.py that shows it. Flags and OpenAPI follow automatically.
 
     Raises:
-        InvalidParameter: a value out of its range, or two that contradict each other.
-        UnknownParameter: a keyword that is not a field.
+        InvalidParameter: a value is out of its range, or two contradict each other.
+        UnknownParameter: a keyword is not a field.
     """
 
     n: int = 1
     """Sequences to generate for the prompt."""
     temperature: float = 1.0
-    """0 is greedy; below 0 is refused."""
+    """Sampling temperature; 0 is greedy, below 0 is refused."""
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
     top_k: int = 0
@@ -124,44 +125,44 @@ class SamplingParams:
     """Subtracted per occurrence from tokens already in the output; in [-2, 2]."""
     # not hashed, because no mapping is; equal parameters still have equal hashes
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    """Added to the logits of these token ids; each in [-100, 100]."""
+    """Numbers to add to the logits of these token ids; each in [-100, 100]."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these token ids may be generated."""
+    """Token ids that may be generated; others may not."""
     bad_words: tuple[str, ...] = ()
     """Words that may not be generated."""
     seed: int | None = None
-    """Makes sampling reproducible; a request without one is given one, which its output reports."""
+    """Seed that makes sampling reproducible; a request without one is given one, which its output reports."""
     max_tokens: int | None = 16
     """Most tokens to generate; None runs to the end of the context."""
     min_tokens: int = 0
-    """The first this many tokens end nothing, as in vLLM: end-of-text and stop tokens are not drawn among them, and a
-    stop string that is complete within their text is passed over. So an end comes with the next token at the earliest,
-    or with max_tokens; or with structured_outputs that nothing can follow."""
+    """Number of first tokens that do not end the generation, as in vLLM: among them, end-of-text and stop tokens are
+    not sampled, and stop strings within their text are ignored. The earliest end is with the next token, with
+    max_tokens, or with structured_outputs that are complete."""
     stop: tuple[str, ...] = ()
-    """Texts that end the generation; a string or a sequence of strings."""
+    """Strings that end the generation; a string or a sequence of strings."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the generation; they are not part of the text."""
     include_stop_str_in_output: bool = False
     """Whether the text keeps the stop string that ended it."""
     ignore_eos: bool = False
-    """Whether to go on after the model's own end-of-text tokens."""
+    """Whether to continue after the model's own end-of-text tokens."""
     logprobs: int | None = None
     """Log-probabilities of the chosen token and this many of the most likely ones, per output token."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first."""
+    """Log-probabilities for each token of the prompt but the first; otherwise as logprobs."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text."""
     structured_outputs: StructuredOutputs | None = None
-    """The form that the output has to have; a mapping of StructuredOutputs' fields will do. A form that nothing can
-    follow ends the output, with finish_reason "stop"; where it may go on, only end-of-text does, which ignore_eos
-    keeps away."""
+    """Required form of the output, also as a mapping of StructuredOutputs' fields. A form that is complete ends the
+    output, with finish_reason "stop"; if it may also continue, only an end-of-text token ends it, which ignore_eos
+    prevents."""
 
     def __new__(cls, **given: Any) -> SamplingParams:
-        """Refuses unknown names before the generated constructor would, with the nearest known one."""
+        """Refuse unknown names before the generated constructor would, and offer the nearest known one."""
         return _new(cls, given, "sampling")
 
     def __post_init__(self) -> None:
-        """Normalises the shorthand forms (one stop string, lists) and checks every range."""
+        """Normalise the shorthand forms (one stop string, lists) and check every range."""
         if self.stop != ():
             self._set("stop", _texts("stop", self.stop, MAX_STOP_STRINGS))
         if self.bad_words != ():
@@ -191,17 +192,17 @@ class SamplingParams:
         eos_token_ids: Iterable[int] = (),
         bad_words_token_ids: Iterable[Sequence[int]] = (),
     ) -> None:
-        """Checks what only the model and the engine's limits can tell.
+        """Check what depends on the model and the engine's limits.
 
         Args:
             vocab_size: columns of the model's logits.
             max_logprobs: the engine's limit.
             eos_token_ids: the model's end-of-text tokens.
-            bad_words_token_ids: the bad words as the model's tokenizer spells them.
+            bad_words_token_ids: the bad words as token ids of the model's tokenizer.
 
         Raises:
-            InvalidParameter: a token id outside the vocabulary, too many log-probabilities, or no token that may be
-                drawn first.
+            InvalidParameter: a token id is outside the vocabulary, too many log-probabilities are requested, or no
+                token may be sampled first.
         """
         for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
             outside = [i for i in getattr(self, name) or () if i >= vocab_size]
@@ -234,17 +235,17 @@ class SamplingParams:
             whole_number("seed", self.seed, 0, MAX_SEED)
 
     def _check_first_choice(self, vocab_size: int, ends: set[int], bad: set[int]) -> None:
-        """Refuses what leaves no token to draw first.
+        """Refuse parameters that leave no first token to sample.
 
-        Only bad words of several tokens can do that later, depending on what was drawn: it ends the one request then.
-        (No logit_bias bans a token: -100 is finite.)
+        Only bad words of several tokens can leave none later, depending on the sampled tokens; that ends only this
+        request. (No logit_bias bans a token: -100 is finite.)
         """
         allowed = self.allowed_token_ids or range(vocab_size)
         if any(i not in ends and i not in bad for i in allowed):
             return
         reasons: list[str] = []
         if not ends.isdisjoint(allowed):
-            reasons.append(f"min_tokens={self.min_tokens} holds back those that end the generation")
+            reasons.append(f"min_tokens={self.min_tokens} excludes those that end the generation")
         if not bad.isdisjoint(allowed):
             reasons.append("bad_words forbids single tokens")
         name = "allowed_token_ids" if self.allowed_token_ids else "bad_words" if bad else "stop_token_ids"
@@ -264,7 +265,7 @@ class SamplingParams:
 
 
 def _new(cls: type[_Params], given: Mapping[str, Any], where: str) -> _Params:
-    """An instance to be initialised by keywords, all of which it knows."""
+    """Return an instance to be initialised by keywords, after checking that all are known."""
     known = {f.name for f in fields(cls)}
     for name in given:
         if name not in known:
@@ -299,7 +300,7 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
 def _bias(value: object) -> dict[int, float]:
     given: Any = value
     if not isinstance(given, Mapping):
-        raise InvalidParameter("logit_bias", value, "must map token ids to what is added to their logits")
+        raise InvalidParameter("logit_bias", value, "must map token ids to numbers that are added to their logits")
     bias: dict[int, float] = {}
     for key, amount in cast(Mapping[Any, Any], given).items():
         # JSON has only text keys, so "42" means token 42.
@@ -321,7 +322,7 @@ def _structured(given: object) -> StructuredOutputs:
 
 
 def _schema(name: str, given: object) -> str:
-    """The text of a JSON schema; the order of its keys is that of the output's."""
+    """Return the JSON text of a schema; the order of its keys is that of the output's."""
     limit, remedy = "must be a JSON schema", 'Send an object such as {"type": "object"}, or its text.'
     if isinstance(given, str) and len(given) > MAX_STRUCTURE_BYTES:
         raise InvalidParameter(

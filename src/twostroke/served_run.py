@@ -1,4 +1,4 @@
-"""A workload's way through an engine, whoever watched it: a benchmark, a reader of event logs, or a simulation."""
+"""A workload's run through an engine, as recorded by a benchmark, a reader of event logs, or a simulation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from twostroke.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """One step as it was decided and as long as it took."""
+    """One decided step and its duration."""
 
     end_s: float
-    """When its result was there, after the start of the run."""
+    """Seconds from the start of the run to its result."""
     wall_s: float
-    """Of the whole engine step."""
+    """Seconds of the whole engine step."""
     operator_s: float
-    """Of these, in the model's operators."""
+    """Seconds of the step in the model's operators."""
     num_seqs: int
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -27,7 +27,7 @@ class StepSample:
 
     @classmethod
     def of(cls, batch: ScheduledBatch, *, end_s: float, wall_s: float, operator_s: float) -> StepSample:
-        """Return the sample of a batch that took so long."""
+        """Return the sample of a batch with these durations."""
         return cls(
             end_s=end_s,
             wall_s=wall_s,
@@ -41,7 +41,7 @@ class StepSample:
 
     @property
     def own_s(self) -> float:
-        """The engine's own time: everything but the model's operators."""
+        """Engine time of the step: everything but the model's operators."""
         return self.wall_s - self.operator_s
 
     @property
@@ -52,7 +52,7 @@ class StepSample:
 
 @dataclass(slots=True)
 class ServedRequest:
-    """A request's way through an engine; times count from the start of the run."""
+    """One request of a run; times count from the start of the run."""
 
     request_id: str
     times: RequestTimes
@@ -62,7 +62,7 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A workload's way through an engine."""
+    """A workload's run through an engine."""
 
     requests: tuple[ServedRequest, ...]
     steps: tuple[StepSample, ...]
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens made."""
+        """Output tokens of all requests."""
         return sum(len(r.times.token_times_s) for r in self.requests)
 
     def decode_steps(self, num_requests: int) -> list[StepSample]:

@@ -1,4 +1,4 @@
-"""Tables and lines in a terminal, every figure whole at any width: notes wrap at their words, and nothing is cut."""
+"""Tables and lines in a terminal, with every figure complete at any width: notes wrap between words."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _LONGEST_KEPT_WHOLE = 26
-"""Cells of a column up to this wide stay on one line; where one is wider they are notes, and wrap at their words."""
+"""Widest cell that stays on one line; columns with wider cells are notes, and wrap between words."""
 
 
 def plain_table(words: Sequence[str], figures: Sequence[str], title: str | None = None, *, gap: int = 2) -> Table:
-    """Return a table without lines: columns of words, and right of them columns of figures, `gap` cells apart."""
+    """Return a table without lines: columns of words, then columns of figures to the right, `gap` cells apart."""
     table = Table(*words, title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.padding = (0, gap, 0, 0)
     for name in figures:
@@ -23,15 +23,14 @@ def plain_table(words: Sequence[str], figures: Sequence[str], title: str | None 
 
 
 def print_line(line: str, console: Console, *, markup: bool = False) -> None:
-    """Print a line whole, however narrow the terminal is; only with `markup` do rich's tags in it count."""
+    """Print a line unwrapped in a terminal of any width; rich's tags only count with `markup`."""
     console.print(line, highlight=False, soft_wrap=True, markup=markup)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table whole.
+    """Print a table without cutting figures or words.
 
-    Headers and notes wrap where the terminal is narrow. Where that does not suffice, lines are longer than the terminal
-    is wide.
+    Headers and notes wrap in a narrow terminal. If that is not enough, lines are longer than the terminal is wide.
     """
     _, right, _, left = table.padding
     rules = 0 if table.box is None else len(table.columns) + 1

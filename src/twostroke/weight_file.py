@@ -1,4 +1,4 @@
-"""Files of weights, which are read and never mapped: a map of a file that shrinks ends the process (SIGBUS)."""
+"""Weight files, which are read and never mapped: a mapped file that shrinks kills the process (SIGBUS)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _REMEDY = "Wait until it is complete, and start again."
 
 
 class WeightFile:
-    """A file that is open for reading. What it gives is a copy; a file that changes meanwhile is refused by name.
+    """An open weight file. Reads return copies; a file that changes meanwhile is refused by name.
 
-    A file that is replaced by another of its name is read to its end as it was: it is still there until it is closed.
+    A file that is replaced by another of its name is still read to its end as it was, until it is closed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open it.
+        """Open the file.
 
         Raises:
             OSError: it cannot be opened.
@@ -35,10 +35,10 @@ class WeightFile:
         self.size = self._state[0]
 
     def read(self, begin: int, num_bytes: int, what: str) -> npt.NDArray[np.uint8]:
-        """Return bytes of it; errors name what they are of.
+        """Return bytes of the file; errors name them by `what`.
 
         Raises:
-            CorruptCheckpoint: it has become shorter, has been written to, or cannot be read.
+            CorruptCheckpoint: the file has become shorter, has been written to, or cannot be read.
         """
         found = np.empty(num_bytes, np.uint8)
         view, done = found.data, 0
@@ -60,19 +60,19 @@ class WeightFile:
 
     @property
     def descriptor(self) -> int:
-        """For who reads from it by themselves, and calls `check_unchanged` afterwards."""
+        """File descriptor, for code that reads by itself and calls `check_unchanged` afterwards."""
         return self._file.fileno()
 
     def check_unchanged(self, what: str) -> None:
         """Refuse a file that has changed since it was opened; the error names what was read last.
 
         Raises:
-            CorruptCheckpoint: it has.
+            CorruptCheckpoint: the file has changed.
         """
         if self._now() != self._state:
             raise CorruptCheckpoint(f"{self.path} was written to while it was read, at {what}. {_REMEDY}")
 
     def _now(self) -> tuple[int, int]:
-        """Size and time of the last change."""
+        """Return the size and the time of the last change."""
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns

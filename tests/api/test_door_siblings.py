@@ -205,4 +205,4 @@ def test_a_form_that_is_too_long_says_how_long_and_what_to_do(server: ServerProc
     refused = server.post("/v1/chat/completions", {"messages": [USER], "tools": tools, "tool_choice": "required"})
     assert refused.status_code == 400
     told = refused.json()["error"]["message"]
-    assert "bytes in UTF-8; at most 65536 are followed. Ask for less" in told
+    assert "bytes in UTF-8; at most 65536 are allowed. Ask for less" in told

@@ -328,7 +328,7 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
         ({"decode": 1, "prefill": 1, "decode_config": "int8"}, "decode_config='int8': must be an object"),
         (
             {"decode": 1, "prefill": 1, "prefill_block_size": 8, "prefill_config": {"block_size": 16}},
-            "prefill_block_size=8: prefill_config says block_size, too",
+            "prefill_block_size=8: prefill_config also sets block_size",
         ),
         ({"decode": 1, "prefill": 1, "prefill_block_size": 24}, "prefill_block_size=24.* power of two"),
         ({"decode": 1, "prefill": 1, "prefill_block_size": 256}, "prefill_block_size"),

@@ -107,7 +107,9 @@ def test_one_that_hangs_is_left_and_its_requests_go_on_elsewhere(
     found, engine, causes = answers(PoolConfig(**sizes, **THREADS), launcher, Hanging.is_to_hang.set)
     assert found == undisturbed
     assert engine.dispatcher.num_resumed > 0
-    assert any("was abandoned: a thread cannot be killed: it said nothing for 0.4 s" in cause for cause in causes), causes
+    assert any("was abandoned: a thread cannot be killed: it said nothing for 0.4 s" in cause for cause in causes), (
+        causes
+    )
     assert gone_in_time(lambda: engine_threads()[1:]), "one that was to take its place may still load its model"
     assert len(engine_threads()) == 1, "it still hangs"
     Hanging.let_go.set()

@@ -42,7 +42,7 @@ def _split_drafts() -> Iterator[Refusal]:
 
 REFUSALS = (
     Refusal(
-        "async_scheduling=true: drafts are guessed from tokens that are known. Leave one of them out.",
+        "async_scheduling=true: drafting needs the tokens of the previous step. Leave one of them out.",
         tuple(("steps ahead", name) for name in _DRAFTS),
     ),
     Refusal(

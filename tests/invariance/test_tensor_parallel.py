@@ -249,7 +249,7 @@ def test_a_process_group_as_between_gpus(
         (
             "mixtral",
             {"enable_expert_parallel": True, "tensor_parallel_size": 1},
-            "enable_expert_parallel=true: deals experts to several ranks, and tensor_parallel_size is 1",
+            "enable_expert_parallel=true: needs several ranks, and tensor_parallel_size is 1",
         ),
     ],
 )

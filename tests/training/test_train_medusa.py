@@ -175,7 +175,7 @@ def test_only_the_same_run_is_resumed(model: Path, text: Path, tmp_path: Path) -
 
 
 def test_budgets_are_checked() -> None:
-    with pytest.raises(InvalidParameter, match="two budgets"):
+    with pytest.raises(InvalidParameter, match="beside steps"):
         MedusaOptions(steps=1, minutes=1.0)
     with pytest.raises(InvalidParameter, match="steps"):
         MedusaOptions(steps=0)

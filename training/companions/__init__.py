@@ -1,1 +1,1 @@
-"""The companions of the embedded model that draft for it: a small model, Medusa's heads and an EAGLE-3 layer."""
+"""Companions, the drafters for the embedded model: a small draft model, Medusa heads and an EAGLE-3 head."""

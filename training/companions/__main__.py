@@ -1,4 +1,4 @@
-"""Trains, exports and measures the companions of the embedded model; see ../README.md."""
+"""Train, export and measure the drafters of the embedded model; see ../README.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from training.train import Tokens, TrainConfig, config_from_dict, encode_files, 
 NAMES = ("draft", "medusa", "eagle")
 EMBEDDED = ROOT / "src" / "twostroke" / "embedded"
 DRAFT_VOCAB = 3072
-"""Of EAGLE's head: these tokens are 97 % of the library's text, and the rest would be a fifth of its bytes."""
+"""Vocabulary of EAGLE's head: these tokens are 97 % of the library's text, and the rest would be a fifth of its
+bytes."""
 RECIPE = TrainConfig(
     minutes=60.0,
     batch_tokens=2048,
@@ -40,11 +41,11 @@ RECIPE = TrainConfig(
 )
 
 MUON_RATES = {"draft": 0.005, "medusa": 0.01, "eagle": 0.005}
-"""Of Medusa's single matrices it may be twice that of a model; at 0.03 the loss stands still at 6 nats."""
+"""Learning rates of Muon. Medusa's separate matrices allow twice that of a model; at 0.03 the loss stays at 6 nats."""
 
 
 def corpus_tokens(folder: Path) -> dict[str, list[Tokens]]:
-    """The documents of each split, encoded once for each corpus and kept in ``folder``."""
+    """Return the documents of each split, encoded once per corpus and kept in ``folder``."""
     files, left_out = load_corpus()
     text = dump_manifest(manifest(files, left_out))
     stored, kept = folder / "manifest.json", folder / "tokens.npz"
@@ -62,13 +63,13 @@ def corpus_tokens(folder: Path) -> dict[str, list[Tokens]]:
 
 
 def frequent_tokens(documents: list[Tokens], count: int, vocab_size: int) -> torch.Tensor:
-    """The ``count`` most frequent tokens, ascending."""
+    """Return the ``count`` most frequent tokens, ascending."""
     counts = np.bincount(np.concatenate(documents), minlength=vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
 
 
 def new_companion(name: str, target: Target, seed: int, library: list[Tokens]) -> Draft | Medusa | Eagle:
-    """An untrained companion."""
+    """Return an untrained drafter."""
     if name == "draft":
         return Draft(seed)
     if name == "medusa":
@@ -77,13 +78,13 @@ def new_companion(name: str, target: Target, seed: int, library: list[Tokens]) -
 
 
 def load_companions(folder: Path, target: Target) -> dict[str, Draft | Medusa | Eagle]:
-    """Those that lie in ``folder``, by name."""
+    """Return the drafters in ``folder``, by name."""
     kinds = {"draft": Draft, "medusa": Medusa, "eagle": Eagle}
     return {name: kind.load(folder / name, target) for name, kind in kinds.items() if (folder / name).is_dir()}
 
 
 def training_record(path: Path) -> dict[str, Any]:
-    """What a checkpoint says about its run; empty if there is none."""
+    """Return a checkpoint's record of its run; empty if there is none."""
     if not path.exists():
         return {}
     checkpoint = torch.load(path, weights_only=True)
@@ -98,7 +99,7 @@ def training_record(path: Path) -> dict[str, Any]:
 
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
-    """All figures of the companions in ``args.companions``."""
+    """Return all figures of the drafters in ``args.companions``."""
     target = load_target(EMBEDDED, torch.float32)
     companions = load_companions(args.companions, target)
     held_out = corpus_tokens(args.output)["heldout"]
@@ -126,7 +127,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The acceptance as Markdown."""
+    """Return the acceptance as Markdown."""
     lines = []
     for mode in ("greedy", "sampled"):
         lines += [f"| {mode} | 1 | 2 | 3 | 4 | 5 | tokens a pass |", "|---" * 7 + "|"]
@@ -138,13 +139,13 @@ def table(results: dict[str, Any]) -> str:
 
 
 def keep_attention_eager() -> None:
-    """Torch 2.13's compiler gives NaN for the gradient of attention in bfloat16 on a processor with AMX."""
+    """Exclude attention from compilation: torch 2.13's compiler gives NaN for its gradient in bfloat16 with AMX."""
     model.blocked_attention = torch.compiler.disable(model.blocked_attention)
     eagle.branch_attention = torch.compiler.disable(eagle.branch_attention)
 
 
 def train(run: CompanionRun, path: Path, save_every: float) -> None:
-    """Steps until the budget is spent, with a bar, a line of losses and a checkpoint now and then."""
+    """Run steps until the budget is spent, with a progress bar, and a line of losses and a checkpoint at intervals."""
     saved, smooth = time.monotonic(), np.zeros(0)
     bar = tqdm(total=1000, initial=int(1000 * run.done), mininterval=5.0, bar_format="{l_bar}{bar:20}| {postfix}")
     bar.set_description(run.companion.name)
@@ -170,29 +171,29 @@ def train(run: CompanionRun, path: Path, save_every: float) -> None:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path.home() / ".cache" / "twostroke" / "companions")
     parser.add_argument("--only", choices=NAMES, default=None, help="one companion instead of all three")
     parser.add_argument("--minutes", type=float, default=None, help="wall-clock budget of each (60, or what a run has)")
     parser.add_argument("--tokens", type=int, default=None, help="budget of each in tokens instead of minutes")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in the output folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoints in the output folder")
     parser.add_argument("--export", type=Path, default=None, help="write each to FOLDER/NAME when it is trained")
     parser.add_argument("--measure", action="store_true", help="measure instead of training")
-    parser.add_argument("--companions", type=Path, default=EMBEDDED, help="the folder of those to measure")
-    parser.add_argument("--positions", type=int, default=2048, help="how many to measure at")
-    parser.add_argument("--save", action="store_true", help="write what was measured to benchmarks/results")
+    parser.add_argument("--companions", type=Path, default=EMBEDDED, help="folder of the companions to measure")
+    parser.add_argument("--positions", type=int, default=2048, help="number of positions to measure at")
+    parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     parser.add_argument("--seed", type=int, default=RECIPE.seed)
     parser.add_argument("--batch-tokens", type=int, default=RECIPE.batch_tokens)
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default=RECIPE.precision)
-    parser.add_argument("--threads", type=int, default=None, help="torch's own number if not given")
+    parser.add_argument("--threads", type=int, default=None, help="threads; default: torch's number")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--save-every", type=float, default=240.0, help="seconds between checkpoints")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Trains what is asked for, one after the other."""
+    """Train the chosen drafters, one after the other, or measure them."""
     args = parse_arguments(arguments)
     keep_freed_memory()
     if args.threads:

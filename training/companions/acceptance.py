@@ -1,8 +1,8 @@
-"""How often a draft stands, by its position, on the held-out modules.
+"""Acceptance of drafts by position, on the held-out modules.
 
-A position is drawn from a held-out module; the target reads the text before it and goes on by itself for a token that
-it would have anyway and five more, which are what a companion has to guess.  A draft counts only where all before it
-stood, so every companion may be given the target's own tokens.  B is the batch, C the context, V the vocabulary.
+A position is drawn from a held-out module. The target reads the text before it and generates one token, which needs no
+draft, and five more, which a companion has to draft. A draft counts only if all drafts before it were accepted, so
+every companion may be given the target's own tokens.  B is the batch, C the context, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ CONTEXT = 512
 TEMPERATURE = 0.8
 
 Choice = Callable[[Tensor, int], Tensor]
-"""Logits [B, V] and the number of the token (0 is the one that is no draft) to tokens [B]."""
+"""Function from logits [B, V] and the index of the token (0 is the one without a draft) to tokens [B]."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A context, and how the target goes on."""
+    """A context and the target's continuation."""
 
     context: Tensor
-    """[B, C]."""
+    """Token ids of the context, [B, C]."""
     features: Tensor
-    """[B, C, 3H]."""
+    """Inputs of EAGLE's layers, [B, C, 3H]."""
     normed: Tensor
-    """[B, H]: behind the final norm at the last position of the context."""
+    """State after the final norm at the last position of the context, [B, H]."""
     written: Tensor
-    """[B, 1 + NUM_DRAFTS]: the target's own tokens."""
+    """The target's own tokens, [B, 1 + NUM_DRAFTS]."""
     exits: dict[int, Tensor]
     """Logits of the early exits for the drafts, [B, NUM_DRAFTS, V]."""
 
 
 def shared_noise(seed: int, batch: int, vocab_size: int) -> Tensor:
-    """Gumbel noise that belongs to a position and a token, whoever draws there: [B, 1 + NUM_DRAFTS, V]."""
+    """Return Gumbel noise per position and token, shared by target and drafters: [B, 1 + NUM_DRAFTS, V]."""
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(batch, 1 + NUM_DRAFTS, vocab_size, generator=generator).clamp(1e-10, 1.0 - 1e-7)
     return -(-uniform.log()).log()
 
 
 def write(target: Target, context: Tensor, choose: Choice) -> Passage:
-    """Lets the target go on, one token at a time."""
+    """Generate the target's continuation, one token at a time."""
     depth, head = target.config.num_hidden_layers, target.model.head
     cache: KVCache = []
     states = target.model.hidden_states(context, target.dtype, cache)
@@ -75,20 +75,20 @@ def write(target: Target, context: Tensor, choose: Choice) -> Passage:
 
 
 def drafts_of_model(draft: Draft, passage: Passage, choose: Choice) -> Tensor:
-    """[B, NUM_DRAFTS]: the draft model, given what the target wrote before each."""
+    """Return the draft model's drafts [B, NUM_DRAFTS], each given the target's tokens before it."""
     tokens = torch.cat((passage.context, passage.written[:, :-1]), dim=1)
     logits = draft.llama(tokens)[:, -NUM_DRAFTS:]
     return torch.stack([choose(logits[:, i], i + 1) for i in range(NUM_DRAFTS)], 1)
 
 
 def drafts_of_heads(medusa: Medusa, passage: Passage, choose: Choice) -> Tensor:
-    """[B, heads]: all from the last state of the context."""
+    """Return the heads' drafts [B, heads], all from the last state of the context."""
     rows = [F.linear(medusa.heads(passage.normed, i), medusa.output) for i in range(len(medusa.weights))]
     return torch.stack([choose(logits, i + 1) for i, logits in enumerate(rows)], 1)
 
 
 def drafts_of_eagle(eagle: Eagle, passage: Passage, choose: Choice) -> Tensor:
-    """[B, NUM_DRAFTS]: the layer on its own states; a token outside its vocabulary is never drawn."""
+    """Return EAGLE's drafts [B, NUM_DRAFTS], computed on its own states, within its draft vocabulary."""
     tokens = torch.cat((passage.context, passage.written), dim=1)[:, : CONTEXT + NUM_DRAFTS]
     found = []
     for i, states in enumerate(eagle.unroll(passage.features, tokens, NUM_DRAFTS)):
@@ -99,7 +99,7 @@ def drafts_of_eagle(eagle: Eagle, passage: Passage, choose: Choice) -> Tensor:
 
 
 def drafts(companions: dict[str, Draft | Medusa | Eagle], passage: Passage, choose: Choice) -> dict[str, Tensor]:
-    """The guesses of each, and of the target's early exits: [B, drafts]."""
+    """Return the drafts [B, drafts] of each companion, and of the target's early exits."""
     found: dict[str, Tensor] = {}
     for name, companion in companions.items():
         if isinstance(companion, Draft):
@@ -114,7 +114,7 @@ def drafts(companions: dict[str, Draft | Medusa | Eagle], passage: Passage, choo
 
 
 def draw_contexts(documents: list[Tokens], count: int, seed: int) -> Tensor:
-    """``count`` contexts [count, C], each behind a different position of the documents."""
+    """Return ``count`` contexts [count, C], each before a different position of the documents."""
     places = [(d, p) for d, document in enumerate(documents) for p in range(CONTEXT, len(document))]
     chosen = np.random.default_rng(seed).permutation(len(places))[:count]
     rows = [documents[places[i][0]][places[i][1] - CONTEXT : places[i][1]].astype(np.int64) for i in chosen]
@@ -122,7 +122,10 @@ def draw_contexts(documents: list[Tokens], count: int, seed: int) -> Tensor:
 
 
 def shares(stood: Tensor) -> dict[str, list[float] | list[int] | float]:
-    """Of [N, drafts] (whether the draft is the target's token): the share at each position where all before stood."""
+    """Return the acceptance at each position, given that all drafts before it were accepted.
+
+    ``stood`` [N, drafts] says whether the draft equals the target's token.
+    """
     until = stood.long().cumprod(1)
     given = [len(stood), *until.sum(0).tolist()]
     return {
@@ -141,7 +144,7 @@ def measure(
     seed: int,
     batch: int = 16,
 ) -> dict[str, dict[str, dict[str, list[float] | list[int] | float]]]:
-    """Greedy, and at a temperature with the same noise on both sides: mode -> who -> figures."""
+    """Measure greedy, and sampled with the same noise for target and drafters; return mode -> companion -> figures."""
     stood: dict[str, dict[str, list[Tensor]]] = {"greedy": {}, "sampled": {}}
     parts = draw_contexts(documents, count, seed).split(batch)
     for number, context in enumerate(tqdm(parts, desc="acceptance")):

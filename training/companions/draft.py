@@ -1,4 +1,4 @@
-"""A small Llama with the target's vocabulary, distilled from it."""
+"""Draft model: a small Llama with the target's vocabulary, distilled from it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ DRAFT = ModelConfig(
     exit_layers=(),
 )
 TRUTH = 0.1
-"""The share of the text's own next token in the loss; the rest is the target's distribution."""
+"""Share of the text's own next token in the loss; the rest is the target's distribution."""
 
 
 class Draft(nn.Module):
-    """The draft model; one loss, as each of its steps is the same."""
+    """The draft model, with a single loss, since it drafts all positions in the same way."""
 
     name = "draft"
     weights: tuple[float, ...] = (1.0,)
@@ -39,20 +39,20 @@ class Draft(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, target: Target) -> Draft:
-        """The inverse of :meth:`export`."""
+        """Return the drafter that :meth:`export` wrote."""
         values = json.loads((folder / "config.json").read_text())
         draft = cls(0, ModelConfig.from_dict({**values, "exit_layers": ()}))
         draft.llama.load_state_dict(load_file(folder / "model.safetensors"))
         return draft
 
     def losses(self, seen: Seen, following: Tensor) -> Tensor:
-        """[1]: cross-entropy to the target's softmax and, for a part, to the tokens that follow [B, T]."""
+        """Return the loss [1]: cross-entropy to the target's softmax and, in part, to the following tokens [B, T]."""
         logits = self.llama(seen.tokens, seen.logits.dtype)
         truth = F.cross_entropy(logits.float().flatten(0, 1), following.flatten())
         return ((1.0 - TRUTH) * soft_cross_entropy(logits, seen.logits) + TRUTH * truth)[None]
 
     def export(self, folder: Path) -> None:
-        """config.json and model.safetensors of a LlamaForCausalLM; the tokenizer is the target's."""
+        """Write config.json and model.safetensors of a LlamaForCausalLM; the tokenizer is the target's."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {
             name: value.to("cpu", torch.bfloat16).contiguous() for name, value in self.llama.state_dict().items()

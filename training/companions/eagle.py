@@ -1,8 +1,9 @@
 """EAGLE-3's layer (Li et al. 2025, arXiv:2503.01840) for the embedded model.
 
 B is the batch, S the starts of drafts, H the hidden size, W the draft vocabulary, D the size of a head.
-A draft that starts at position p reads the target's states up to p and the token at p + 1; its step k stands at
-position p + k, reads its own state of the step before and the token at p + k + 1, and predicts the one at p + k + 2.
+
+A draft that starts at position p reads the target's states up to p and the token at p + 1. Its step k is at position
+p + k, reads its own state of the previous step and the token at p + k + 1, and predicts the token at p + k + 2.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ KeyValue = tuple[Tensor, Tensor]
 
 
 def branch_attention(q: Tensor, trunk: KeyValue, branch: list[KeyValue], block: int = 256) -> Tensor:
-    """Attention of one step of all drafts: [B, N, S, D] -> [B, N, S, D].
+    """Return the attention of one step of all drafts: [B, N, S, D] -> [B, N, S, D].
 
-    The draft that starts at p sees the keys of step 0 up to p (``trunk``, [B, K, S, D]) and, of each later step, its
-    own key alone (``branch``, the same shape): what it would find in its KV cache.
+    The draft that starts at p sees the keys of step 0 up to p (``trunk``, [B, K, S, D]) and, of each later step, only
+    its own key (``branch``, the same shape): the contents of its KV cache while serving.
     """
     batch, heads, length, size = q.shape
     kv_heads = trunk[0].shape[1]
@@ -48,7 +49,7 @@ def branch_attention(q: Tensor, trunk: KeyValue, branch: list[KeyValue], block: 
 
 
 class EagleAttention(nn.Module):
-    """Grouped-query attention whose input is an embedding beside a state: [.., 2H] -> [.., H]."""
+    """Grouped-query attention whose input is an embedding next to a state: [.., 2H] -> [.., H]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -63,7 +64,8 @@ class EagleAttention(nn.Module):
         self.o_proj = CastLinear(self.heads * self.head_dim, config.hidden_size)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: list[KeyValue]) -> tuple[Tensor, KeyValue]:
-        """[B, S, 2H] of one step and the (key, value) of the steps before -> [B, S, H] and this step's."""
+        """Return [B, S, H] and the (key, value) of a step, for [B, S, 2H] and the (key, value) of the previous
+        steps."""
         batch, length, _ = x.shape
         q = self.q_proj(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
         k = self.k_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
@@ -75,7 +77,7 @@ class EagleAttention(nn.Module):
 
 
 class MidLayer(nn.Module):
-    """The one layer; called ``midlayer`` in published checkpoints."""
+    """The single layer; called ``midlayer`` in published checkpoints."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class MidLayer(nn.Module):
     def forward(
         self, h: Tensor, embedded: Tensor, cos: Tensor, sin: Tensor, past: list[KeyValue]
     ) -> tuple[Tensor, KeyValue]:
-        """States and embeddings [B, S, H] -> the next states [B, S, H] and this step's (key, value)."""
+        """Return the next states [B, S, H] and this step's (key, value) for states and embeddings [B, S, H]."""
         attended, kept = self.self_attn(
             torch.cat((self.input_layernorm(embedded), self.hidden_norm(h)), dim=-1), cos, sin, past
         )
@@ -97,7 +99,7 @@ class MidLayer(nn.Module):
 
 
 class EagleModel(nn.Module):
-    """The weights, with the names of the published checkpoints."""
+    """Weights, with the names of the published checkpoints."""
 
     def __init__(self, config: ModelConfig, draft_vocab: int) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class EagleModel(nn.Module):
 
 
 class Eagle(nn.Module):
-    """Trained on its own states for as many steps as there are weights ("training-time test")."""
+    """EAGLE-3 drafter, trained on its own states for as many steps as it has weights ("training-time test")."""
 
     name = "eagle"
     weights: tuple[float, ...] = (1.0, 0.8, 0.64)
@@ -118,7 +120,7 @@ class Eagle(nn.Module):
     chosen: Tensor
 
     def __init__(self, target: Target, seed: int, chosen: Tensor) -> None:
-        """``chosen`` [W]: the tokens of the draft vocabulary, ascending."""
+        """Take ``chosen`` [W]: the tokens of the draft vocabulary, ascending."""
         super().__init__()
         self.config = target.config
         self.eagle = EagleModel(self.config, len(chosen))
@@ -129,7 +131,7 @@ class Eagle(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, target: Target) -> Eagle:
-        """The inverse of :meth:`export`."""
+        """Return the drafter that :meth:`export` wrote."""
         tensors = load_file(folder / "model.safetensors")
         d2t, t2d = tensors.pop("d2t"), tensors.pop("t2d")
         chosen = d2t + torch.arange(len(d2t))
@@ -141,7 +143,7 @@ class Eagle(nn.Module):
 
     @torch.no_grad()
     def _init_weights(self, target: Target, seed: int) -> None:
-        """Normal weights from one seed; the head and its norm begin as the target's, ``fc`` as the latest state."""
+        """Draw normal weights from one seed; head and norm begin as the target's, ``fc`` as the latest state."""
         generator = torch.Generator().manual_seed(seed)
         hidden = self.config.hidden_size
         for name, parameter in self.eagle.named_parameters():
@@ -153,7 +155,7 @@ class Eagle(nn.Module):
         self.eagle.lm_head.weight.copy_(target.head[self.chosen])
 
     def unroll(self, features: Tensor, tokens: Tensor, steps: int) -> list[Tensor]:
-        """Normed states [B, S, H] of each step, for drafts that start at each of the S positions.
+        """Return the normed states [B, S, H] of each step, for drafts that start at each of the S positions.
 
         ``features`` is [B, S, 3H]; ``tokens`` [B, S + steps] are the text from the first position on.
         """
@@ -168,7 +170,7 @@ class Eagle(nn.Module):
         return found
 
     def losses(self, seen: Seen, following: Tensor) -> Tensor:
-        """[steps]: cross-entropy of each step to the target's softmax over the draft vocabulary."""
+        """Return the losses [steps]: cross-entropy of each step to the target's softmax over the draft vocabulary."""
         steps = len(self.weights)
         length = seen.tokens.shape[1] - steps
         teacher = seen.logits[:, :, self.chosen]
@@ -181,7 +183,7 @@ class Eagle(nn.Module):
         )
 
     def export(self, folder: Path) -> None:
-        """config.json and model.safetensors in the published layout; d2t and t2d map the two vocabularies."""
+        """Write config.json and model.safetensors in the published layout; d2t and t2d map the two vocabularies."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = {n: value.to("cpu", torch.bfloat16).contiguous() for n, value in self.eagle.state_dict().items()}
         chosen = self.chosen.cpu()

@@ -1,4 +1,4 @@
-"""Medusa's heads for the embedded model."""
+"""Medusa heads for the embedded model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twostroke.train.medusa_heads import WEIGHTS_NAME, MedusaConfig, TrainableHe
 
 
 class Medusa(nn.Module):
-    """Four heads; a later one counts less, because its drafts count only where all before it stood."""
+    """Four heads; a later one weighs less, because its drafts only count if all before them are accepted."""
 
     name = "medusa"
     weights: tuple[float, ...] = (1.0, 0.8, 0.64, 0.512)
@@ -28,16 +28,17 @@ class Medusa(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, target: Target) -> Medusa:
-        """The inverse of :meth:`export`."""
+        """Return the drafter that :meth:`export` wrote."""
         medusa = cls(target)
         medusa.heads.load_published(load_file(folder / WEIGHTS_NAME))
         return medusa
 
     def losses(self, seen: Seen, following: Tensor) -> Tensor:
-        """[heads]: cross-entropy of head i at p to the target's softmax at p + 1 + i, which is of token p + 2 + i."""
+        """Return the losses [heads]: head i at p against the target's softmax at p + 1 + i, both for the token at p + 2
+        + i."""
         return torch.stack(medusa_losses(self.heads, self.output, seen.normed, seen.logits))
 
     def export(self, folder: Path) -> None:
-        """The published layout."""
+        """Write the published layout."""
         config = MedusaConfig(self.hidden_size, self.vocab_size, "embedded", len(self.weights), self.num_layers)
         save_heads(self.heads, config, folder)

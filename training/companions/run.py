@@ -1,4 +1,4 @@
-"""One companion's training run: its optimiser, its data, its place in the budget, its checkpoint."""
+"""Training run of one drafter: its optimiser, data, progress and checkpoint."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from training.train import Progress, Sampler, Tokens, TrainConfig, config_to_dic
 
 
 class Companion(Protocol):
-    """What the three have in common (each is an ``nn.Module``)."""
+    """Interface of the three drafters (each is an ``nn.Module``)."""
 
     name: str
     weights: tuple[float, ...]
-    """Of the losses, one for each position that it is trained to draft."""
+    """Weights of the losses, one for each position that it is trained to draft."""
 
     def losses(self, seen: Seen, following: Tensor) -> Tensor:
-        """One loss for each weight, from what the target saw and the token after each of its own [B, T]."""
+        """Return one loss per weight, from the target's states and the token after each position [B, T]."""
         ...
 
     def export(self, folder: Path) -> None:
-        """Writes the published layout."""
+        """Write the published layout."""
         ...
 
 
 class CompanionRun:
-    """Trains a companion beside a frozen target; resumes bit for bit in one thread."""
+    """Training of a companion for a frozen target; a resumed run is bit-identical in one thread."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CompanionRun:
         self._losses = torch.compile(companion.losses, dynamic=False) if compiled else companion.losses
 
     def checkpoint(self) -> dict[str, Any]:
-        """All that is needed to go on from here."""
+        """Return everything needed to continue from here."""
         return {
             "config": config_to_dict(self.config),
             "model": self.companion.state_dict(),
@@ -69,21 +69,21 @@ class CompanionRun:
         }
 
     def save(self, path: Path) -> None:
-        """Writes next to the old checkpoint and renames, so that a kill never leaves half a file."""
+        """Write a temporary file and rename it, so that a kill never leaves half a checkpoint."""
         temporary = path.with_suffix(".tmp")
         torch.save(self.checkpoint(), temporary)
         os.replace(temporary, path)
 
     @property
     def done(self) -> float:
-        """The share of the budget that is spent, 0 to 1."""
+        """Share of the budget that is spent, 0 to 1."""
         if self.config.tokens is not None:
             return min(self.progress.tokens / self.config.tokens, 1.0)
         assert self.config.minutes is not None
         return min(self.progress.seconds / (60.0 * self.config.minutes), 1.0)
 
     def step(self) -> list[float]:
-        """One optimiser step; returns the mean loss of each draft position in nats."""
+        """Run one optimiser step; return the mean loss of each draft position in nats."""
         started = time.monotonic()
         config, done = self.config, self.done
         length = config.sequence_length(done)
@@ -104,6 +104,6 @@ class CompanionRun:
         return total.tolist()
 
     def steps(self) -> Iterator[list[float]]:
-        """Steps until the budget is spent."""
+        """Yield steps until the budget is spent."""
         while self.done < 1.0:
             yield self.step()

@@ -1,4 +1,4 @@
-"""The frozen embedded model, and what its companions see of it.
+"""The frozen embedded model, and the states that its drafters learn from.
 
 B is the batch, T the sequence, H the hidden size, V the vocabulary.
 """
@@ -18,24 +18,24 @@ from training.model import LlamaModel
 
 @dataclass(frozen=True)
 class Seen:
-    """The target's states over ``tokens`` [B, T]: all that a companion learns from."""
+    """The target's states over ``tokens`` [B, T], from which a companion learns."""
 
     tokens: Tensor
     features: Tensor
-    """[B, T, 3H]: the inputs of three layers side by side, as EAGLE-3 reads them."""
+    """Inputs of three layers, concatenated as EAGLE-3 reads them: [B, T, 3H]."""
     normed: Tensor
-    """[B, T, H]: behind the final norm, in front of the output head."""
+    """States after the final norm, the output head's input: [B, T, H]."""
     logits: Tensor
-    """[B, T, V]: of the token after each."""
+    """Logits of the next token at each position: [B, T, V]."""
 
 
 def feature_layers(depth: int) -> tuple[int, int, int]:
-    """The layers whose inputs EAGLE-3 reads: an early, a middle and a late one."""
+    """Return the layers whose inputs EAGLE-3 reads: an early, a middle and a late one."""
     return 2, depth // 2, depth - 3
 
 
 class Target:
-    """A model that is never trained: its weights stand in the dtype that it computes in."""
+    """A model that is never trained; its weights are stored in its compute dtype."""
 
     def __init__(self, model: LlamaModel, dtype: torch.dtype, compiled: bool = False) -> None:
         layers = feature_layers(model.config.num_hidden_layers)
@@ -53,15 +53,15 @@ class Target:
 
     @property
     def head(self) -> Tensor:
-        """[V, H]: the output head, which is the embedding."""
+        """Output head [V, H], which is the embedding."""
         return self.model.model.embed_tokens.weight
 
     @torch.no_grad()
     def see(self, tokens: Tensor) -> Seen:
-        """Runs [B, T]."""
+        """Run the target over tokens [B, T]."""
         return Seen(tokens, *self._run(tokens))
 
 
 def load_target(folder: Path, dtype: torch.dtype, compiled: bool = False) -> Target:
-    """The target of an exported folder."""
+    """Return the target of an exported folder."""
     return Target(load_exported(folder), dtype, compiled)

@@ -1,4 +1,4 @@
-"""ArchitectureTraits: how the config.json of one architecture is read, where architectures differ; no torch."""
+"""ArchitectureTraits: how to read the config.json of one architecture, where architectures differ; no torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from twostroke.config.experts import ExpertTraits
 from twostroke.config.layer_spec import LayerSpec, MLPActivation, NormKind, NormPlace, PlainActivation, QKNorm
 
 WindowRule = Literal["none", "all_layers", "by_layer", "unrotated", "by_type"]
-"""Which layers have `sliding_window`:
+"""Rule that selects the layers with `sliding_window`:
 
-- none;
-- all_layers;
+- none: no layer;
+- all_layers: every layer;
 - by_layer: if `use_sliding_window` is set, those of `layer_types`, or else those from `max_window_layers` on;
-- unrotated: if that is set, those of `layer_types`, or else those without rotation;
-- by_type: those of `layer_types`, whatever that says.
+- unrotated: if `use_sliding_window` is set, those of `layer_types`, or else the layers without rotation;
+- by_type: those of `layer_types`, regardless of `use_sliding_window`.
 """
 RopeRule = Literal["same", "only_windows", "windows_alone", "plain_windows", "local_windows"]
-"""How the layers of a model with windows are rotated:
+"""Rule for the rotation of layers in a model with sliding windows:
 
-- same: all alike;
+- same: all layers alike;
 - only_windows: full layers are not rotated if there are layers with a window;
 - windows_alone: full layers are never rotated;
-- plain_windows: `rope_scaling` is of the full layers alone;
-- local_windows: as plain_windows. Windows have `rope_local_base_freq`; max_position_embeddings counts the stretching.
+- plain_windows: `rope_scaling` applies to full layers only;
+- local_windows: as plain_windows. Layers with a window use `rope_local_base_freq`, and max_position_embeddings
+  includes the scaling.
 """
 
 SILU: Mapping[str, PlainActivation] = {"silu": "silu"}
@@ -41,35 +42,35 @@ RELU2: Mapping[str, PlainActivation] = {"relu2": "relu2"}
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureTraits:
-    """How one architecture reads its config.json, where architectures differ."""
+    """Rules for reading one architecture's config.json, where architectures differ."""
 
     qkv_bias: bool = False
-    """Biases on q, k and v whatever the config says."""
+    """Biases on q, k and v, regardless of the config."""
     reads_attention_bias: bool = False
     """`attention_bias` adds biases to q, k, v and to the output projection."""
     reads_mlp_bias: bool = False
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Its own names of keys, by the common ones."""
+    """The architecture's own names of keys, by the common names."""
     derived: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-    """Returns common keys that follow from several of its own."""
+    """Function that returns the common keys that follow from several of the architecture's own keys."""
     unlike: Callable[[Mapping[str, Any], Sequence[LayerSpec]], tuple[LayerSpec, ...]] | None = None
-    """Returns the layers with what else differs from one to another."""
+    """Function that returns the layers with every other difference between them applied."""
     own_of_layers: Collection[str] = ()
-    """Keys that `per_layer_config` may give a layer for itself; `unlike` reads them."""
+    """Keys that `per_layer_config` may set for a single layer; `unlike` reads them."""
     has_prediction_layers: bool = False
-    """`num_nextn_predict_layers` are stored behind the others."""
+    """Whether the checkpoint stores `num_nextn_predict_layers` more layers after the others."""
     experts: ExpertTraits | None = None
     """None: no layer has experts."""
     only: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Keys of which one value is implemented."""
+    """Keys for which only one value is implemented."""
     activations: Mapping[str, MLPActivation] = field(default_factory=lambda: SILU)
-    """Activations of its MLP, by what its configs call them. One without a name means the first."""
+    """Activations of the MLP, by their names in configs. A config without a name means the first."""
     activation_keys: tuple[str, ...] = ("hidden_act",)
-    """Keys that name it; the first that a config has counts. A config may leave it out."""
+    """Keys that name the activation; the first one in the config counts. A config may leave it out."""
     norm_offset: float = 0.0
-    """Added to the weights of norms; checkpoints of Gemma store them less 1."""
+    """Number added to the weights of norms; Gemma checkpoints store weights less 1."""
     has_wide_norms: bool = False
-    """The weights of RMS norms are float32, and the result is rounded behind them."""
+    """Whether the weights of RMS norms are float32, so that the result is rounded after the multiplication."""
     head_bias: bool = False
     """A bias on logits."""
     scales_embeddings: bool = False
@@ -81,52 +82,52 @@ class ArchitectureTraits:
     reads_score_cap: bool = False
     """`attn_logit_softcapping` bounds scores. Gemma 3 has it in configs, where transformers does not read it."""
     reads_output_bias: bool = False
-    """`attention_out_bias` says alone whether the output projection has biases."""
+    """`attention_out_bias` alone decides whether the output projection has a bias."""
     qk_norm: QKNorm = "none"
     qk_norm_key: str | None = None
-    """A switch of that norm."""
+    """Key that switches this norm on."""
     norms: NormPlace = "before"
     norm: NormKind = "rms"
     epsilon_key: str = "rms_norm_eps"
     bias_key: str | None = None
-    """One key for the biases of all products."""
+    """One key for the biases of all linear layers."""
     has_gate: bool = True
     is_parallel: bool = False
     parallel_key: str | None = None
-    """A switch that says it instead."""
+    """Key that decides `is_parallel` instead."""
     parallel_norms: NormPlace = "shared"
-    """Where norms stand in a parallel block."""
+    """Position of the norms in a parallel block."""
     num_norms_key: str | None = None
-    """The number of norms in a parallel block; with 2 they stand before attention and MLP."""
+    """Key for the number of norms in a parallel block. With 2, there is one before attention and one before the MLP."""
     reads_logit_scale: bool = False
     """`logit_scale` is a factor on logits."""
     windows: WindowRule = "none"
     window_every: int | None = None
     """Without `layer_types`, every n-th layer is full and the others have the window; None: all have it."""
     reads_window_pattern: bool = False
-    """`sliding_window_pattern` says another n."""
+    """`sliding_window_pattern` replaces `window_every`."""
     rope_of_windows: RopeRule = "same"
     has_sinks: bool = False
-    """Each head has a learned score for a key without a value."""
+    """Each head has a learned score for an additional key without a value."""
     has_alibi: bool = False
-    """Scores fall with the distance of a key, and nothing is rotated."""
+    """ALiBi: scores decrease with the distance of a key, and nothing is rotated."""
     has_embedding_norm: bool = False
-    """A norm behind the embedding."""
+    """A norm after the embedding."""
     adds_to_normed_key: str | None = None
-    """A switch: attention and MLP add to the output of their norm."""
+    """Key of a switch: attention and MLP add to the output of their norm."""
     position_offset: int | None = None
-    """Positions are learned, and nothing is rotated: the row of position 0 in their table."""
+    """Row of position 0 in the table of learned positions, which replace the rotation; None: no such table."""
     rotates_parts: bool = False
-    """`partial_rotary_factor` of each head is rotated."""
+    """Only `partial_rotary_factor` of each head is rotated."""
     longrope_names: Collection[str] = ()
-    """Rope types that mean longrope in its first configs."""
+    """Rope types that mean longrope in the architecture's early configs."""
     interleaves_rotation: bool = False
-    """The pairs of the rotation are neighbours."""
+    """Each rotated pair is two neighbouring numbers."""
     scales_queries: bool = False
     """`llama_4_scaling_beta` scales queries by their position."""
     reads_multipliers: bool = False
     """`embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`."""
     reads_no_rope_layers: bool = False
-    """`no_rope_layers` has a 0 for each layer without rotation; by default these are every 4th."""
+    """`no_rope_layers` has a 0 for each layer without rotation; by default every 4th layer has none."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values of absent keys, where they differ from the common ones."""
+    """Values of absent keys, where they differ from the common defaults."""

@@ -84,7 +84,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
             "tie_word_embeddings": True,
             "query_pre_attn_scalar": 256,
             "rope_theta": 1_000_000.0,
-            # published checkpoints with images leave out of `text_config` what is transformers' default
+            # published checkpoints with images leave transformers' defaults out of `text_config`
             "vocab_size": 262_208,
             "hidden_size": 2304,
             "intermediate_size": 9216,
@@ -281,4 +281,4 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     **GPT_TRAITS,
     **SPARSE_TRAITS,
 }
-"""Architectures whose config.json can be read; model/registry.py says where their maths is."""
+"""Architectures whose config.json can be read; model/registry.py maps each to its model code."""

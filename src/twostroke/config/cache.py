@@ -13,17 +13,17 @@ from twostroke.errors import InvalidParameter
 KVReservation = Literal["paged", "contiguous"]
 
 MAX_BLOCK_SIZE = 128
-"""Also the length of the partitions in which attention walks a context; a block never spans two of them."""
+"""Most tokens per block. It is also the partition length of attention; a block never spans two partitions."""
 
 DEFAULT_UTILIZATION = 0.9
-"""Of a GPU's memory: the rest is for whoever else uses the card."""
+"""Default share of a GPU's memory that may be in use; the rest is for other processes on the card."""
 
 
 def check_block_size(name: str, size: int) -> None:
-    """Whether blocks may have so many tokens.
+    """Check the number of tokens per block.
 
     Raises:
-        InvalidParameter: they may not.
+        InvalidParameter: it is no power of two from 1 to MAX_BLOCK_SIZE.
     """
     limit = f"a power of two from 1 to {MAX_BLOCK_SIZE}"
     whole_number(name, size, 1, MAX_BLOCK_SIZE, limit=limit)
@@ -33,40 +33,41 @@ def check_block_size(name: str, size: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """How KV memory is cut up and shared."""
+    """Layout, size and sharing of KV memory."""
 
     block_size: int = 16
-    """Tokens per KV block: a power of two, at most 128. Of a model with several kinds of layers (full, and of a
-    window) the most in one page, which kernels read at once; a block of each kind has as many pages as fit."""
+    """Tokens per KV block: a power of two, at most 128. In a model with several kinds of layers (full and sliding
+    window) this is the most tokens in one page, which kernels read at once; a block of each kind has as many pages as
+    fit."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """How K and V are stored: 'auto' in the model's type, 'bf16' or 'f32', rounded to 'fp8' (e4m3, up to 448), or
-    quantized to 'int8' or 'int4' with a scale and a zero per token and head. 'int4' costs small models
+    """Format in which K and V are stored: 'auto' is the model's type; 'bf16' and 'f32' are plain floats; 'fp8' (e4m3)
+    rounds, up to 448; 'int8' and 'int4' quantize with a scale and a zero per token and head. 'int4' costs small models
     quality: on the first 2,048 tokens of our LICENSE it raised the perplexity of Gemma 3 270M by 8.1% (int8: 0.4%), of
     SmolLM2-135M-Instruct by 4.3% (int8: -0.3%) and of Qwen2.5-Coder-1.5B by 2.0% (int8: -0.6%)."""
     kv_cache_memory: int | None = None
-    """Bytes for KV blocks, such as 4GiB. Default: half of the memory that is free, within the control group's limit; on
-    a GPU, what gpu_memory_utilization leaves. The default is at most twice what max_num_seqs requests of max_model_len
-    tokens can use; the second half holds cached prefixes."""
+    """Bytes for KV blocks, such as 4GiB. Default on a CPU: half of the free memory, within the control group's limit;
+    on a GPU: the memory that gpu_memory_utilization leaves. The default is at most twice what max_num_seqs requests of
+    max_model_len tokens can use; the second half holds cached prefixes."""
     num_kv_blocks: int | None = None
     """Exact number of KV blocks instead of a size in bytes."""
     gpu_memory_utilization: float | None = None
-    """Share of a GPU's memory, above 0 and up to 1, that may be in use once the KV cache is there, by others, too;
-    default: 0.9. What weights and the largest step take of it is measured at start."""
+    """Share of a GPU's memory, above 0 and up to 1, that may be in use once the KV cache is allocated, including other
+    processes; default: 0.9. The memory that weights and the largest step need is measured at start."""
     kv_offloading_size: int | None = None
-    """Bytes of host memory, such as 4GiB, for cached KV blocks that the pool evicts: what is found there again is
-    copied back instead of computed. For a GPU; on a CPU the same bytes are better given to kv_cache_memory."""
+    """Bytes of host memory, such as 4GiB, for cached KV blocks that the pool evicts. On a hit they are copied back
+    instead of recomputed. For a GPU; on a CPU, give the same bytes to kv_cache_memory instead."""
     enable_prefix_caching: bool = True
-    """Keep the KV of finished requests and reuse it for prompts that begin alike."""
+    """Keep the KV of finished requests and reuse it for prompts with the same prefix."""
     kv_reservation: KVReservation = "paged"
-    """Baseline switch: 'contiguous' reserves max_model_len for each request in one run of blocks."""
+    """Baseline switch: 'contiguous' reserves max_model_len tokens for each request in one run of blocks."""
     enable_kv_cache: bool = True
     """Baseline switch, for debugging: False recomputes every token in every step."""
     kv_check_rate: float = 0.0
-    """Share of prefix cache hits, 0 to 1, of which a block is computed again and compared with what is stored; a block
-    that has gone bad is taken out of use."""
+    """Share of prefix cache hits, 0 to 1, for which one block is recomputed and compared with the stored one. A corrupt
+    block is taken out of use."""
 
     def __post_init__(self) -> None:
-        """Checks ranges; what depends on memory is checked when the engine is sized."""
+        """Check ranges. Checks that depend on memory run when the engine is sized."""
         read_sizes(self, "kv_cache_memory", "kv_offloading_size")
         check_block_size("block_size", self.block_size)
         for name, value in (("kv_cache_memory", self.kv_cache_memory), ("num_kv_blocks", self.num_kv_blocks)):
@@ -88,7 +89,7 @@ class CacheConfig:
 
     @property
     def utilization(self) -> float:
-        """Of a GPU's memory."""
+        """Share of a GPU's memory that may be in use."""
         return DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
 
     def _check_prefix_caching(self) -> None:

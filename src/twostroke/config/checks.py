@@ -1,7 +1,7 @@
-"""What a setting has to be: the checks that every config and SamplingParams share.
+"""Checks of settings that every config and SamplingParams share.
 
-From the command line a value has passed a parser; from Python it is whatever the caller wrote. Each check takes
-`object` for that reason, and says the value and the limit.
+A value from the command line has passed a parser; a value from Python can be anything. Each check therefore takes
+`object`, and its error states the value and the limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from twostroke.errors import MOST_SHOWN, InvalidParameter, shown
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuses what is not one of a Literal's texts.
+    """Raise InvalidParameter if a value is none of a Literal's strings.
 
     >>> one_of("policy", "fcfs", ("fcfs", "priority"))
     """
@@ -22,19 +22,19 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def switch(name: str, value: object) -> None:
-    """Refuses what is neither True nor False: a text is true whatever it says."""
+    """Raise InvalidParameter if a value is neither True nor False: every non-empty string would count as true."""
     if not isinstance(value, bool):
         raise InvalidParameter(name, value, "must be true or false")
 
 
 def text(name: str, value: object) -> None:
-    """Refuses what is no text, and an empty one."""
+    """Raise InvalidParameter if a value is no string, or an empty one."""
     if not isinstance(value, str) or not value:
         raise InvalidParameter(name, value, "must be a text" + (" that is not empty" if value == "" else ""))
 
 
 def unicode(name: str, value: str) -> None:
-    """Refuses what UTF-8 cannot write; no tokenizer reads or makes it, and no log could hold it."""
+    """Raise InvalidParameter if UTF-8 cannot encode a string; no tokenizer reads or produces such text."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -43,26 +43,29 @@ def unicode(name: str, value: str) -> None:
 
 
 def whole_number(name: str, value: object, low: int, high: int | None = None, *, limit: str = "") -> None:
-    """Refuses what is no int (True is none), or outside low to high, both included; `limit` says it in other words."""
+    """Raise InvalidParameter if a value is no int (True is none), or outside low to high, both included.
+
+    `limit` words the limit in the message.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         limit = limit or (f"a whole number of at least {low}" if high is None else f"a whole number, {low} to {high}")
         raise InvalidParameter(name, value, f"must be {limit}")
 
 
 def number(name: str, value: object, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
-    """Refuses what is no finite number, or outside low to high; `low_open` leaves low itself out."""
+    """Raise InvalidParameter if a value is no finite number, or outside low to high; `low_open` excludes low itself."""
     given: Any = value
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    # the range first: an int beyond every float has no isfinite
+    # the range first: isfinite fails for an int beyond the range of floats
     if not is_number or not low <= given <= high or (low_open and given == low) or not math.isfinite(given):
         raise InvalidParameter(name, value, f"must be {limit}")
 
 
 def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
-    """A list with commas between, sorted, each once.
+    """Return the numbers of a list with commas, sorted, each once.
 
     Raises:
-        InvalidParameter: empty, what is no whole number, or outside low to high.
+        InvalidParameter: it is empty, or an entry is no whole number or outside low to high.
 
     >>> whole_numbers("sizes", "4,1,4", 1, 8)
     (1, 4)
@@ -71,7 +74,7 @@ def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]
     for part in filter(None, given.split(",")):
         if not part.strip().isdecimal():
             raise InvalidParameter(name, given, f"has {part!r}, which is no whole number")
-        # no int is made of thousands of digits: Python refuses, and one beyond `high` has more digits than it
+        # Python refuses to parse thousands of digits; a number with more digits than `high` is too large anyway
         digits = part.strip().lstrip("0") or "0"
         value = None if len(digits) > len(str(high)) else int(digits)
         if value is None or not low <= value <= high:
@@ -79,5 +82,5 @@ def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]
             raise InvalidParameter(name, given, f"has {words}; from {low} to {high}")
         found.add(value)
     if not found:
-        raise InvalidParameter(name, given, "names no number", "Give some with commas between, or leave it out.")
+        raise InvalidParameter(name, given, "contains no number", "Give some with commas between, or leave it out.")
     return tuple(sorted(found))

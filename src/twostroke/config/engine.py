@@ -1,4 +1,4 @@
-"""EngineConfig: everything a user may set, the frozen sum of the smaller configs."""
+"""EngineConfig: all settings of an engine, composed of the smaller configs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from twostroke.plain_words import kind_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine: a model, and how its memory and its steps are managed.
+    """Settings of one engine: the model, its memory and its scheduling.
 
     The fields of the parts are the keyword arguments of `LLM` and the flags of the CLI; no name occurs twice.
     """
@@ -26,26 +26,26 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative_config: SpeculativeConfig | None = None
-    """None drafts nothing."""
+    """None: no speculative decoding."""
 
     def __post_init__(self) -> None:
-        """Checks what two parts say together."""
+        """Check settings that depend on each other across parts."""
         if self.speculative_config is not None and not self.cache.enable_kv_cache:
             limit, remedy = "needs the KV cache", "Leave it out, or leave the KV cache on."
             raise InvalidParameter("speculative_config.method", self.speculative_config.method, limit, remedy)
         self._check_async_scheduling()
         if self.cache.kv_check_rate and not self.load.batch_invariant:
-            limit = "compares bits, which may differ where batch_invariant is off"
+            limit = "needs batch_invariant, since it compares bits"
             raise InvalidParameter("kv_check_rate", self.cache.kv_check_rate, limit, "Leave one of them out.")
         utilization = self.cache.gpu_memory_utilization
         if utilization is not None and self.load.device != "cuda":
-            limit = f"is about the memory of a GPU, and the model runs on device={self.load.device}"
-            remedy = "Take --kv-cache-memory, or --device cuda."
+            limit = f"applies to GPUs, and the model runs on device={self.load.device}"
+            remedy = "Use --kv-cache-memory, or --device cuda."
             raise InvalidParameter("gpu_memory_utilization", utilization, limit, remedy)
 
     @property
     def schedules_ahead(self) -> bool:
-        """Whether a step is decided and launched before the tokens of the one before it are known on the host."""
+        """Whether a step is scheduled and launched before the host knows the tokens of the previous step."""
         if self.scheduler.async_scheduling is not None:
             return self.scheduler.async_scheduling
         return self.load.device == "cuda" and self.speculative_config is None and self.load.tensor_parallel_size == 1
@@ -55,7 +55,7 @@ class EngineConfig:
             return
         limit = ""
         if self.speculative_config is not None:
-            limit = "drafts are guessed from tokens that are known"
+            limit = "drafting needs the tokens of the previous step"
         elif self.load.tensor_parallel_size > 1:
             limit = f"tensor_parallel_size={self.load.tensor_parallel_size}: ranks compute one step after the other"
         if limit:
@@ -63,8 +63,9 @@ class EngineConfig:
 
     @classmethod
     def from_keywords(cls, **given: Any) -> EngineConfig:
-        """Builds the config from flat keywords; each goes to the part that has a field of that name, and `preset` sets
-        what is not given.
+        """Build the config from flat keywords.
+
+        Each keyword goes to the part that has a field of that name; `preset` sets the values that are not given.
 
         >>> EngineConfig.from_keywords(model="some-folder", block_size=32).cache.block_size
         32
@@ -72,8 +73,8 @@ class EngineConfig:
         256
 
         Raises:
-            UnknownParameter: no part has such a field; the nearest names are offered.
-            InvalidParameter: a value out of its range.
+            UnknownParameter: no part has such a field; the message offers the nearest names.
+            InvalidParameter: a value is out of its range.
         """
         parts: dict[str, type] = {"load": LoadConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
         owner = {f.name: part for part, kind in parts.items() for f in fields(kind)}

@@ -1,4 +1,4 @@
-"""The experts of sparse layers, and the router that chooses among them, as a config.json says it; no torch."""
+"""Experts of sparse layers and their router, as a config.json describes them; no torch."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ MAX_EXPERTS = 4096
 """Most experts of a layer. Published models have up to 512."""
 _ALSO = "num_local_experts"
 RouterScores = Literal["softmax", "sigmoid"]
-"""Scores of experts: a softmax over the logits of all, or a sigmoid of each."""
+"""Scoring function of experts: a softmax over all logits, or a sigmoid of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
-    """The experts of one layer, and how each token's are chosen (Shazeer et al. 2017, arXiv:1701.06538)."""
+    """The experts of one layer and the rule that routes tokens to them (Shazeer et al. 2017, arXiv:1701.06538)."""
 
     num_experts: int
     num_chosen: int
-    """Experts that compute a token."""
+    """Experts that compute each token."""
     intermediate_size: int
-    """Rows of an expert's gate, and of its up projection."""
+    """Rows of an expert's gate and of its up projection."""
     scores: RouterScores = "softmax"
     is_renormalized: bool = True
     """Whether the weights of a token's experts are divided by their sum."""
     scale: float = 1.0
     """Factor on these weights."""
     has_correction: bool = False
-    """A bias on the scores that experts are chosen by; weights do not have it (DeepSeek-V3, arXiv:2412.19437)."""
+    """Whether a bias is added to the scores for the selection of experts, not for their weights (DeepSeek-V3,
+    arXiv:2412.19437)."""
     num_groups: int = 1
-    """Groups of neighbouring experts. Those of the groups with the two largest scores together are chosen from."""
+    """Groups of neighbouring experts. A group is rated by the sum of its two largest scores; experts come from the
+    best."""
     num_chosen_groups: int = 1
     shared_size: int = 0
-    """Rows of the gate of the expert that computes every token; 0: there is none."""
+    """Rows of the gate of the shared expert, which computes every token; 0: no shared expert."""
     has_shared_gate: bool = False
-    """Whether what that one adds is multiplied by a sigmoid of its own."""
+    """Whether the shared expert's output is multiplied by a sigmoid gate."""
     norms_router_input: bool = False
-    """The router reads rows through an RMS norm of its own, times hidden_size ** -0.5."""
+    """Whether the router reads its input through its own RMS norm, times hidden_size ** -0.5."""
     has_expert_scales: bool = False
-    """A factor of each expert on its weights, after they are renormalized."""
+    """Whether each expert has a factor on its weights, applied after they are renormalized."""
     has_biases: bool = False
-    """Whether the router and every product of an expert have one."""
+    """Whether the router and every linear layer of an expert have a bias."""
 
     def expected_distinct(self, num_tokens: int) -> float:
-        """Return how many experts that many tokens are expected to hit, where each chooses at random.
+        """Return the expected number of distinct experts that `num_tokens` tokens use, if each chooses at random.
 
         >>> spec = ExpertsSpec(num_experts=8, num_chosen=2, intermediate_size=64)
         >>> [round(spec.expected_distinct(num), 2) for num in (0, 1, 2, 100)]
@@ -58,28 +60,32 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTraits:
-    """How the config.json of an architecture says what experts there are."""
+    """Rules for reading the experts from an architecture's config.json."""
 
     num_experts_key: str = "num_experts"
-    """Its name for their number; transformers 5 also writes `num_local_experts`, which goes before it."""
+    """Key for their number; transformers 5 also writes `num_local_experts`, which takes precedence."""
     size_key: str = "moe_intermediate_size"
     chosen_key: str = "num_experts_per_tok"
     switch_key: str | None = None
-    """A switch without which no layer has experts; None: there is none."""
+    """Key of a switch without which no layer has experts; None: no such switch."""
     keeps_mlp: bool = False
-    """Whether layers with experts have an MLP beside them."""
+    """Whether layers with experts also have an MLP."""
     scores: RouterScores = "softmax"
     reads_renormalization: bool = True
-    """Whether `norm_topk_prob` says it; else weights are renormalized."""
+    """Whether `norm_topk_prob` decides about renormalization; otherwise weights are renormalized."""
     has_correction: bool = False
     reads_groups: bool = False
-    """`n_group`, `topk_group` and `routed_scaling_factor`."""
+    """Whether `n_group`, `topk_group` and `routed_scaling_factor` are read."""
     dense_layers: Literal["none", "steps", "first", "outside"] = "none"
-    """Layers with an MLP instead of experts: none; those that `decoder_sparse_step` and `mlp_only_layers` leave; the
-    first `first_k_dense_replace`; those outside `moe_layer_start_index` to `moe_layer_end_index`, and between every
-    `moe_layer_interval`."""
+    """Layers with an MLP instead of experts:
+
+    - none: no layer;
+    - steps: the layers that `decoder_sparse_step` and `mlp_only_layers` exclude;
+    - first: the first `first_k_dense_replace`;
+    - outside: those outside `moe_layer_start_index` to `moe_layer_end_index`, and between every `moe_layer_interval`.
+    """
     shared: Literal["none", "size", "number"] = "none"
-    """The shared expert: none; `shared_expert_intermediate_size` rows; `shared_key` times those of an expert."""
+    """Size of the shared expert: none; `shared_expert_intermediate_size` rows; `shared_key` times an expert's rows."""
     shared_key: str = "n_shared_experts"
     has_shared_gate: bool = False
     norms_router_input: bool = False
@@ -87,13 +93,13 @@ class ExpertTraits:
     has_biases: bool = False
 
     def read(self, given: Mapping[str, Any]) -> ExpertsSpec:
-        """Return the experts of a config.
+        """Return the experts that a config describes.
 
         Raises:
-            CorruptCheckpoint: a number that is absent, or contradicts another.
+            CorruptCheckpoint: a number is absent, or contradicts another.
         """
         key = _ALSO if given.get(_ALSO) is not None else self.num_experts_key
-        num_experts = count(given, key, most=MAX_EXPERTS)  # before lists of so many are made
+        num_experts = count(given, key, most=MAX_EXPERTS)  # checked before lists of this length are made
         size = count(given, self.size_key)
         num_groups = count(given, "n_group", 1) if self.reads_groups else 1
         spec = ExpertsSpec(
@@ -116,7 +122,7 @@ class ExpertTraits:
         return spec
 
     def sparse_layers(self, given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-        """Return of each layer whether it has experts."""
+        """Return for each layer whether it has experts."""
         if self.switch_key is not None and not switch(given, self.switch_key):
             return (False,) * num_layers
         if self.dense_layers == "first":
@@ -140,7 +146,8 @@ class ExpertTraits:
 
 
 def _between(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    """Return of each layer whether it has experts, by the first one, the last one, and the step; -1: the model's."""
+    """Return for each layer whether it has experts, from the first and last index and the interval; -1: the last
+    layer."""
     step = count(given, "moe_layer_interval", 1)
     first, last = at_least_0(given, "moe_layer_start_index"), given.get("moe_layer_end_index", -1)
     last = num_layers - 1 if last in (None, -1) else at_least_0(given, "moe_layer_end_index")

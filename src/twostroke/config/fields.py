@@ -1,4 +1,4 @@
-"""Values of a parsed config.json, each checked for its kind where it is read."""
+"""Values of a parsed config.json, each checked for its type where it is read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, TypeGuard, cast
 from twostroke.errors import CorruptCheckpoint, shown
 
 MAX_COUNT = 2**31 - 1
-"""Of heads, rows, tokens: no honest config comes near, and products of a few stay within 64 bits."""
+"""Largest count of heads, rows or tokens: far above real configs, and products of a few stay within 64 bits."""
 
 
 def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
-    """Return values and, of absent keys, the defaults.
+    """Return the config with defaults for absent keys.
 
     Args:
         defaults: by key.
         given: the config.
-        left_out: keys for which null means the default; elsewhere it means none.
+        left_out: keys for which null means the default; for other keys null is a value.
 
     >>> with_defaults({"rms_norm_eps": 1e-5, "sliding_window": 4096}, {"rms_norm_eps": None}, ["rms_norm_eps"])
     {'rms_norm_eps': 1e-05, 'sliding_window': 4096}
@@ -27,10 +27,10 @@ def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any], left_ou
 
 
 def count(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
-    """A whole number from 1 to `most`.
+    """Return a whole number from 1 to `most`.
 
     Raises:
-        CorruptCheckpoint: it is another, or absent without a default.
+        CorruptCheckpoint: the value is anything else, or absent without a default.
     """
     value = given.get(name)
     if value is None:
@@ -42,7 +42,7 @@ def count(given: Mapping[str, Any], name: str, default: int | None = None, *, mo
 
 
 def at_least_0(given: Mapping[str, Any], name: str, most: int = MAX_COUNT) -> int:
-    """A whole number from 0 to `most`; absent ones are 0, and anything else is a CorruptCheckpoint."""
+    """Return a whole number from 0 to `most`, 0 if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:
         return 0
@@ -52,7 +52,7 @@ def at_least_0(given: Mapping[str, Any], name: str, most: int = MAX_COUNT) -> in
 
 
 def switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """True or false; anything else is a CorruptCheckpoint."""
+    """Return a boolean, the default if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:
         return default
@@ -62,7 +62,7 @@ def switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> boo
 
 
 def mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object, empty where there is none; anything else is a CorruptCheckpoint."""
+    """Return an object, empty if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:
         return {}
@@ -72,7 +72,7 @@ def mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def list_of(given: Mapping[str, Any], name: str) -> list[Any]:
-    """A list, empty where there is none; anything else is a CorruptCheckpoint."""
+    """Return a list, empty if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:
         return []
@@ -82,5 +82,5 @@ def list_of(given: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is a finite number, and no truth value."""
+    """Return whether a value is a finite number and no boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf

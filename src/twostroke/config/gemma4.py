@@ -1,4 +1,4 @@
-"""What Gemma 4's config.json says of its layers, which differ in more than a window."""
+"""Rules for Gemma 4's config.json, whose layers differ in more than their window."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ GEMMA_4_EXPERTS = ExpertTraits(
     has_expert_scales=True,
 )
 OWN_OF_LAYERS = ("head_dim", "num_key_value_heads")
-"""Keys that `per_layer_config` may give a layer."""
+"""Keys that `per_layer_config` may set for a layer."""
 _WINDOW_EVERY = 6
 
 
 def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `layer_types` with the full layer that is always the last one."""
+    """Return `layer_types`, with the last layer always full."""
     num_layers = count(given, "num_hidden_layers")
     kinds = list_of(given, "layer_types") or [
         "sliding_attention" if (layer_id + 1) % _WINDOW_EVERY else "full_attention" for layer_id in range(num_layers)
@@ -39,11 +39,11 @@ def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return the layers: some with heads of their own, the last ones with the K and V of earlier ones.
+    """Return the layers: some with their own numbers of heads, the last ones with the K and V of earlier layers.
 
     Raises:
-        CorruptCheckpoint: a number that is none, or layers that share K and V that nobody has.
-        UnsupportedModel: a table of tokens' inputs that is shorter than the vocabulary.
+        CorruptCheckpoint: a number is invalid, or no layer has the K and V that others share.
+        UnsupportedModel: the table of per-layer inputs is shorter than the vocabulary.
     """
     token_input_size = _count_or_none(given, "hidden_size_per_layer_input", 256)
     table_size = given.get("vocab_size_per_layer_input", given.get("vocab_size"))
@@ -70,13 +70,13 @@ def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tupl
 
 
 def _count_or_none(given: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a number that may be 0 or null, which say the same."""
+    """Return a number that may be 0 or null, which mean the same."""
     value = given.get(name, default)
     return 0 if value in (None, 0) else count({name: value}, name)
 
 
 def _with_own_heads(layer: LayerSpec, layer_id: int, heads: Mapping[str, Any], *, shares_projection: bool) -> LayerSpec:
-    """Return a layer with the heads that are its own."""
+    """Return a layer with its own numbers of heads applied."""
     num_kv_heads = count(heads, "num_key_value_heads", layer.kv.num_kv_heads)
     head_dim = count(heads, "head_dim", layer.kv.head_dim)
     if layer.num_heads % num_kv_heads or head_dim % 2:
@@ -89,9 +89,9 @@ def _with_own_heads(layer: LayerSpec, layer_id: int, heads: Mapping[str, Any], *
 
 
 def _heads_of_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> list[Mapping[str, Any]]:
-    """Return what each layer says of its heads: in `per_layer_config`, or once for all full layers.
+    """Return each layer's settings of heads: from `per_layer_config`, or one set for all full layers.
 
-    Where there is the first, transformers does not read the second, even if no layer says anything.
+    If `per_layer_config` is present, transformers ignores the other keys, even if it sets no layer.
     """
     if "per_layer_config" in given:
         by_layer = layer_overrides(given, len(layers), OWN_OF_LAYERS)
@@ -103,7 +103,7 @@ def _heads_of_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> l
 
 
 def _source(before: Sequence[LayerSpec], layer: LayerSpec, layer_id: int) -> int:
-    """Return the last layer before those that share whose K and V fit."""
+    """Return the last layer before the sharing ones whose K and V have the same shape."""
     for source in range(len(before) - 1, -1, -1):
         if before[source].kv == layer.kv:
             return source

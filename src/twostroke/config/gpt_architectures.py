@@ -1,4 +1,4 @@
-"""Traits of the architectures that are made like GPT: layer norms with biases, an MLP without a gate; no torch.
+"""Traits of the architectures built like GPT: layer norms with biases, an MLP without a gate; no torch.
 
 Defaults of absent keys are those of transformers 5.24.
 """
@@ -33,11 +33,11 @@ _GPT2_KEYS = {
 
 
 _EQUAL_HEADS = {"num_key_value_heads": None, "head_dim": None}
-"""Transformers reads neither here: heads share hidden_size equally, and each has keys and values of its own."""
+"""Keys that transformers does not read here: heads share hidden_size equally, and each has its own K and V."""
 
 
 def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Falcon's first architecture (7B) says otherwise than its second (40B, 180B, 11B)."""
+    """Return the common keys for Falcon's first architecture (7B) and its second (40B, 180B, 11B)."""
     is_new = switch(given, "new_decoder_architecture")
     num_kv_heads = 1 if switch(given, "multi_query", default=True) else given.get("num_attention_heads")
     return _EQUAL_HEADS | {
@@ -49,7 +49,7 @@ def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpt2_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """Return layers whose scores are divided by their number where the config says so."""
+    """Return layers whose scores are divided by the layer's number if the config says so."""
     if not switch(given, "scale_attn_by_inverse_layer_idx"):
         return tuple(layers)
     return tuple(replace(layer, score_scale=layer.softmax_scale / i) for i, layer in enumerate(layers, start=1))
@@ -80,7 +80,7 @@ def _of_gptj(given: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
     share = rotary_share(count(given, "rotary_dim", most=head_dim), head_dim)
     rotation = {"rope_theta": None, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": share}
-    return _of_gpt2(given) | rotation  # transformers reads no other key of it
+    return _of_gpt2(given) | rotation  # transformers reads no other key of the rotation
 
 
 GPT_TRAITS: dict[str, ArchitectureTraits] = {

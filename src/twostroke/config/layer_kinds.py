@@ -1,6 +1,5 @@
-"""How layers differ by a config.json: which have a window, how each is rotated, and the keys whose values differ from
-layer to layer (`per_layer_config`, which transformers 5.24 writes); no torch.
-"""
+"""Differences between layers in a config.json: windows, rotation, and keys that differ from layer to layer
+(`per_layer_config`, which transformers 5.24 writes); no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
 
 _MOST_NAMED = 4
-"""Unknown names of a config that a message has."""
+"""Most unknown names of a config that a message lists."""
 
 
 def is_original_given(given: Mapping[str, Any], traits: ArchitectureTraits) -> bool:
@@ -25,7 +24,7 @@ def is_original_given(given: Mapping[str, Any], traits: ArchitectureTraits) -> b
 
 
 def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> Mapping[str, Any] | None:
-    """Return the rope parameters of full layers; None where those of all layers are told at once."""
+    """Return the rope parameters of full layers; None if the config has one set for all layers."""
     by_type = mapping(given, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in by_type.values()):
         return None
@@ -34,11 +33,11 @@ def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> M
 
 
 _STRETCHES_FULL: tuple[RopeRule, ...] = ("plain_windows", "local_windows")
-"""Where `rope_scaling` is of the full layers alone."""
+"""Rules by which `rope_scaling` applies to full layers only."""
 
 
 def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
-    """Those of full layers, and of layers with a window."""
+    """Return the rotations of full layers and of layers with a window."""
     rule = traits.rope_of_windows
     read = partial(
         RopeConfig.from_hf,
@@ -97,9 +96,9 @@ def layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_laye
 def _default_windows(
     given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int, window: int | None
 ) -> tuple[int | None, ...]:
-    """Return the window of each layer of a config without `layer_types`."""
+    """Return the window of each layer for a config without `layer_types`."""
     if traits.windows == "by_type":
-        # EXAONE 4 without a window has full layers alone; of the others transformers cannot run such a config
+        # EXAONE 4 without a window has only full layers; transformers cannot run such configs of other architectures
         if window is None and traits.window_every is not None and traits.rope_of_windows != "only_windows":
             raise CorruptCheckpoint(
                 "config.json: sliding_window is null, and layers of this architecture have one. Give the window, or "
@@ -134,7 +133,7 @@ def layers_with_rope(
 
 
 def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    """Return of each layer whether `no_rope_layers` has it rotated."""
+    """Return for each layer whether `no_rope_layers` has it rotated."""
     if given.get("no_rope_layers") is None:
         interval = count(given, "no_rope_layer_interval", 4)
         return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))
@@ -147,7 +146,7 @@ def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ..
 
 
 _MOST_DIGITS = 100
-"""Most digits of a layer's number. Python refuses to make a number of thousands of digits."""
+"""Most digits of a layer's number. Python refuses to parse integers of thousands of digits."""
 _NAME = "per_layer_config"
 
 
@@ -159,15 +158,15 @@ def layer_overrides(
     Args:
         given: the config of all layers. A layer's number may begin with zeros.
         num_layers: of the model.
-        known: keys that a layer of this architecture may have for itself.
+        known: keys that this architecture may set per layer.
 
     >>> own = {"07": {"head_dim": 128}, "3": {"head_dim": 64}}
     >>> layer_overrides({"head_dim": 64, "per_layer_config": own}, 8, ["head_dim"])
     {7: {'head_dim': 128}}
 
     Raises:
-        CorruptCheckpoint: a layer that there is not, or one whose keys are no object.
-        UnsupportedModel: a key that is not known.
+        CorruptCheckpoint: a layer does not exist, or its keys are no object.
+        UnsupportedModel: a key is not known.
     """
     by_layer = mapping(given, _NAME)
     found: dict[int, Mapping[str, Any]] = {}

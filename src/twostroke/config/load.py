@@ -1,6 +1,6 @@
-"""Which model, where it runs, and its outer limits.
+"""Settings of the model, the place where it runs, and its limits.
 
-CPUs are listed as taskset and llama.cpp's --cpu-range write them: `0,2` or `0-3,8`.
+CPUs are listed in the syntax of taskset and llama.cpp's --cpu-range: `0,2` or `0-3,8`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, Literal, cast, get_args
 
 from twostroke.config.checks import one_of, switch, text, whole_number
 from twostroke.errors import InvalidParameter
+from twostroke.plain_words import counted
 
 _MOST_CPUS = 4096
 _PART = re.compile(r"\d{1,4}(-\d{1,4})?", re.ASCII)
 
 
 def read_cpu_list(name: str, given: object) -> tuple[int, ...]:
-    """Return the CPUs that a list names, in its order.
+    """Return the CPUs of a list, in its order.
 
     >>> read_cpu_list("cpu_affinity", "0-3,8")
     (0, 1, 2, 3, 8)
@@ -42,12 +43,12 @@ def read_cpu_list(name: str, given: object) -> tuple[int, ...]:
         found += range(int(first), int(last or first) + 1)
     twice = next((cpu for cpu in found if found.count(cpu) > 1), None)
     if twice is not None:
-        raise InvalidParameter(name, given, f"names CPU {twice} twice", "Each thread has a CPU of its own.")
+        raise InvalidParameter(name, given, f"names CPU {twice} twice", "Each thread needs its own CPU.")
     return tuple(found)
 
 
 def show_cpus(cpus: Sequence[int]) -> str:
-    """Name some CPUs.
+    """Return some CPUs as words for a message.
 
     >>> show_cpus([0]), show_cpus([0, 2])
     ('CPU 0', 'CPUs 0, 2')
@@ -64,87 +65,88 @@ Kernels = Literal[
 
 QuantizationOnLoad = Literal["int8", "int4", "fp8"]
 QuantizationOnFile = Literal["int8", "int4"]
-"""What `twostroke quantize` writes."""
+"""Formats that `twostroke quantize` writes."""
 Quantization = Literal["int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "mxfp4", "gguf"]
 ActivationQuantization = Literal["int8", "none"]
 
 GROUP_SIZES = (32, 64, 128)
 DEFAULT_GROUP_SIZE = 32
-"""Weights to a scale, in 4 bits."""
+"""Weights that share a scale, in 4 bits."""
 
 MAX_THREADS = 4096
 MAX_RANKS = 64
 _PORT_DIGITS = 5
-"""Most digits of a port. Python refuses to make a number of thousands of digits."""
+"""Most digits of a port. Python refuses to parse integers of thousands of digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """What is loaded and where."""
+    """Settings of the model to load and the place where it runs."""
 
     model: str = "embedded"
     """A Hugging Face model folder, a GGUF file, a hub id, or 'embedded' for the model that ships with the package."""
     tokenizer: str | None = None
-    """Another tokenizer: that of a folder, a GGUF file, a hub id or 'embedded'; default: the model's own."""
+    """Another tokenizer: a folder, a GGUF file, a hub id or 'embedded'; default: the model's own."""
     load_format: LoadFormat = "auto"
-    """Where weights come from: 'auto' reads the model's files, 'dummy' makes random ones of config.json's shape."""
+    """Source of the weights: 'auto' reads the model's files, 'dummy' makes random ones of config.json's shape."""
     dtype: DType = "auto"
-    """Type of weights and activations, and of KV unless kv_cache_dtype says else; 'auto' keeps the checkpoint's, but
-    bfloat16 for a quantized GGUF file, and for float16 where the native kernels of a CPU serve. A GGUF file whose
-    matrices are all quantized then has activations in float32, and KV in bfloat16."""
+    """Type of weights and activations, and of KV unless kv_cache_dtype sets another. 'auto' keeps the checkpoint's
+    type, but takes bfloat16 for a quantized GGUF file, and for float16 on the native kernels of a CPU. If all matrices
+    of a GGUF file are quantized, activations are float32 and KV is bfloat16."""
     quantization: Quantization | None = None
     """Quantize the weights while loading: 'int8' or 'fp8' (e4m3; a scale per channel), or 'int4' (a scale per group of
-    weights). A checkpoint that is quantized says so itself; the name of its method ('awq', 'gptq',
-    'compressed-tensors', 'mxfp4', 'gguf') is checked then."""
+    weights). A quantized checkpoint needs no setting; the name of its method ('awq', 'gptq', 'compressed-tensors',
+    'mxfp4', 'gguf') is then checked against it."""
     group_size: int | None = None
     """Weights that share a scale in quantization 'int4': 32 (the default), 64 or 128; larger groups are less exact."""
     activation_quantization: ActivationQuantization | None = None
-    """What quantized weights are multiplied with: 'int8', activations quantized on the fly, the native kernels' default
-    and the faster for one request at a time; or 'none', activations as they are, which is more exact, and faster with
-    long prompts and large batches on processors with Intel AMX. torch's operators only know 'none'."""
+    """Type of the activations that quantized weights are multiplied with. 'int8' quantizes activations on the fly: the
+    native kernels' default, faster for one request at a time. 'none' keeps them as they are: more exact, and faster
+    with long prompts and large batches on processors with Intel AMX. torch's operators only support 'none'."""
     device: Device = "cpu"
-    """Where the model runs."""
+    """Device that the model runs on."""
     kernels: Kernels = "auto"
-    """Who computes: 'auto' takes the native kernels at the best level of this processor, or Triton's on a GPU, or
-    torch's operators where there are none; 'reference' torch's operators; 'triton' those of the GPU or nothing; or a
-    level of the native kernels by its name."""
+    """Kernels to compute with: 'auto' takes the native kernels at the best level of this processor, or Triton's on a
+    GPU, or else torch's operators; 'reference' takes torch's operators; 'triton' takes the GPU's or fails; any other
+    name is a level of the native kernels."""
     batch_invariant: bool = True
-    """Whether a request's tokens are the same, bit for bit, alone and in any batch. Without that promise torch's
-    products serve for weights of floats (on a GPU: cuBLAS), which may be faster and add up a row differently among
-    others; the native kernels of a CPU have no other mode."""
+    """Keep a request's tokens the same, bit for bit, alone and in any batch. Without it, float weights are multiplied
+    by torch's products (on a GPU: cuBLAS), which may be faster, but may sum a row in another order in another batch.
+    The native kernels of a CPU are always batch-invariant."""
     enforce_eager: bool = False
-    """On a GPU: no recorded passes (CUDA graphs) for decodes; every kernel of every step is launched by the host."""
+    """On a GPU: use no CUDA graphs for decodes; the host launches every kernel of every step."""
     threads: int | None = None
-    """Threads of the model's operators, in each rank; default: the processors this process may use, dealt out to the
-    ranks."""
+    """Threads of the model's operators, in each rank; default: the processors that this process may use, divided among
+    the ranks."""
     cpu_affinity: str | None = None
-    """CPUs that the threads are pinned to, one each, the one that runs the model first: '0,2' or '0-3,8'; of several
-    ranks on this machine the first has the first ones. torch's operators share them. Without `threads` it says how many
-    there are; default: the system places them. Linux only."""
+    """CPUs that the threads are pinned to, one each, first the one that runs the model: '0,2' or '0-3,8'. With several
+    ranks on this machine, the first rank gets the first CPUs. torch's operators share them. Without `threads`, the list
+    also sets the number of threads. Default: the operating system places threads. Linux only."""
     tensor_parallel_size: int = 1
     """Processes (ranks) that compute the model together, each with its share of every matrix's rows and of the KV
-    heads; the output stays the same bit for bit. Sizes of KV memory are each rank's."""
+    heads; the output stays the same bit for bit. Sizes of KV memory are per rank."""
     tensor_parallel_address: str | None = None
-    """host:port where the other ranks find this one, when they are started elsewhere, one a host (`python -m
-    twostroke.startup.rank_process RANK SIZE HOST:PORT`); default: they are started here. Whoever reaches it may join,
-    so it belongs into a network of one's own."""
+    """host:port where the other ranks reach this one, if they are started by hand, one per host (`python -m
+    twostroke.startup.rank_process RANK SIZE HOST:PORT`); default: they are started here. Anyone who reaches the port
+    may join, so use a private network."""
     enable_expert_parallel: bool = False
-    """With several ranks and a model with experts: each rank has some experts as a whole, instead of a share of the
-    rows of each; the output stays the same bit for bit. Pays where experts are few and large, or ranks' links slow."""
+    """With several ranks and a model with experts: give each rank whole experts instead of a share of the rows of each;
+    the output stays the same bit for bit. Pays off if experts are few and large, or the links between ranks are slow.
+    """
     packed_cache: str | None = None
-    """Folder in which the packed form of the weights is kept for the next start, which maps it: 'default' takes
-    ~/.cache/twostroke/packed. It takes as much room as the weights; native kernels on one rank only."""
+    """Folder that keeps the packed form of the weights for the next start, which maps it into memory: 'default' is
+    ~/.cache/twostroke/packed. It is as large as the weights; native kernels on one rank only."""
     verify: bool = False
-    """Hash the model's files and the packed form whole, and compare them with the hashes in packed_cache."""
+    """Hash the model's files and the packed form completely, and compare them with the hashes in packed_cache."""
     max_model_len: int | None = None
-    """Longest prompt plus output; default: the model's context, shortened to what the KV memory holds."""
+    """Longest prompt plus output; default: the model's context, shortened to fit into the KV memory."""
     max_logprobs: int = 20
     """Most log-probabilities a request may ask for per token."""
     event_log: Path | None = None
-    """File to write the event log to: one JSON object a line, no text of prompts or outputs."""
+    """File for the event log: one JSON object per line, without the text of prompts or outputs."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model; paths may be texts or Path objects, as everywhere in Python."""
+        """Check what needs no model; paths may be strings or Path objects."""
         for name, path_type in (("model", str), ("tokenizer", str), ("packed_cache", str), ("event_log", Path)):
             self._convert_path(name, path_type)
         one_of("load_format", self.load_format, get_args(LoadFormat))
@@ -178,7 +180,7 @@ class LoadConfig:
         return 1 if self.tensor_parallel_address else self.tensor_parallel_size
 
     def cpus_of(self, rank: int) -> tuple[int, ...]:
-        """Those that a rank's threads are pinned to; none: they are not."""
+        """Return the CPUs that a rank's threads are pinned to; empty: no pinning."""
         if self.cpu_affinity is None:
             return ()
         cpus = read_cpu_list("cpu_affinity", self.cpu_affinity)
@@ -192,15 +194,16 @@ class LoadConfig:
         name, given, ranks = "cpu_affinity", self.cpu_affinity, self.num_local_ranks
         num_cpus = len(read_cpu_list(name, given))
         if self.device != "cpu":
-            limit = f"is about the threads of a CPU, and the model runs on device={self.device}"
+            limit = f"applies to CPU threads, and the model runs on device={self.device}"
             raise InvalidParameter(name, given, limit, "Leave it out.")
         if self.threads is not None and self.threads * ranks != num_cpus:
             of_ranks = "" if ranks == 1 else f" in each of {ranks} ranks"
-            limit = f"names {num_cpus}, and threads={self.threads}{of_ranks} needs {self.threads * ranks}, one each"
+            needed = f"threads={self.threads}{of_ranks} needs {self.threads * ranks}, one each"
+            limit = f"names {counted(num_cpus, 'CPU')}, and {needed}"
             raise InvalidParameter(name, given, limit, "Name as many, or leave threads out.")
         if num_cpus % ranks:
-            limit = f"names {num_cpus}, which {ranks} ranks cannot share alike"
-            raise InvalidParameter(name, given, limit, "Name as many for each.")
+            limit = f"names {counted(num_cpus, 'CPU')}, which {ranks} ranks cannot share equally"
+            raise InvalidParameter(name, given, limit, "Name the same number for each rank.")
 
     def _check_address(self) -> None:
         address = self.tensor_parallel_address
@@ -220,7 +223,7 @@ class LoadConfig:
     def _check_expert_parallel(self) -> None:
         switch("enable_expert_parallel", self.enable_expert_parallel)
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
-            limit = "deals experts to several ranks, and tensor_parallel_size is 1"
+            limit = "needs several ranks, and tensor_parallel_size is 1"
             raise InvalidParameter(
                 "enable_expert_parallel", True, limit, "Give --tensor-parallel-size, or leave it out."
             )
@@ -228,8 +231,8 @@ class LoadConfig:
     def _check_batch_invariant(self) -> None:
         switch("batch_invariant", self.batch_invariant)
         if not self.batch_invariant and self.device == "cpu" and self.kernels not in ("reference", "triton"):
-            limit = f"is about a GPU's products and torch's, not device=cpu and kernels={self.kernels}"
-            raise InvalidParameter("batch_invariant", False, limit, "Leave it out, or take --kernels reference.")
+            limit = f"applies to GPUs and to torch's kernels, not to device=cpu with kernels={self.kernels}"
+            raise InvalidParameter("batch_invariant", False, limit, "Leave it out, or use --kernels reference.")
 
     def _check_packed_cache(self) -> None:
         switch("verify", self.verify)
@@ -251,7 +254,7 @@ class LoadConfig:
     def _check_load_format(self) -> None:
         if self.load_format == "auto" or self.quantization in (None, *get_args(QuantizationOnLoad)):
             return
-        limit = f"random weights are floats, and quantization={self.quantization} is of a checkpoint's"
+        limit = f"random weights are floats, and quantization={self.quantization} needs a quantized checkpoint"
         remedy = f"Quantize them while loading ({', '.join(get_args(QuantizationOnLoad))}), or leave one out."
         raise InvalidParameter("load_format", self.load_format, limit, remedy)
 

@@ -1,4 +1,4 @@
-"""ModelConfig: what a checkpoint's config.json says, read once and checked; no torch. Its layers are LayerSpecs."""
+"""ModelConfig: a checkpoint's config.json, read once and checked; no torch. Its layers are LayerSpecs."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, sh
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
 _MOST_NAMED = 4
-"""Unknown names of a config that a message has."""
+"""Most unknown names of a config that a message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of one model."""
+    """Shape of one model."""
 
     architecture: str
     layers: tuple[LayerSpec, ...]
-    """In their order."""
+    """Decoder layers, in their order."""
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int
     max_context: int
-    """The longest request: max_position_embeddings, or what the rotary embedding is stretched to."""
+    """Longest request: max_position_embeddings, or the context after rope scaling."""
     norm_eps: float
-    """Added to the mean of squares in norms."""
+    """Epsilon of norms, added to the mean of squares."""
     norm: NormKind = "rms"
     tie_word_embeddings: bool = False
     embedding_scale: float = 1.0
     """Factor on embeddings."""
     rounds_embedding_scale: bool = False
-    """Whether that is rounded to the type of the model first, as Gemma was trained."""
+    """Whether embedding_scale is first rounded to the model's type, as in Gemma's training."""
     logits_divisor: float = 1.0
-    """What logits are divided by."""
+    """Divisor of logits."""
     logits_cap: float | None = None
-    """Logits are cap * tanh(logits / cap); None: as they are."""
+    """Soft cap: logits become cap * tanh(logits / cap); None: no cap."""
     norm_offset: float = 0.0
     """Added to the weights of norms."""
     has_wide_norms: bool = False
-    """Whether the weights of RMS norms are float32, and the result is rounded behind them."""
+    """Whether the weights of RMS norms are float32, so that the result is rounded after the multiplication."""
     head_bias: bool = False
-    """A bias on logits."""
+    """Whether logits have a bias."""
     has_embedding_norm: bool = False
-    """A norm behind the embedding."""
+    """Whether a norm follows the embedding."""
     position_offset: int | None = None
-    """Row of position 0 in the table of positions, which is added to the embeddings of tokens; None: there is none."""
+    """Row of position 0 in the table of learned positions, which is added to token embeddings; None: no such table."""
     dtype: str = "float32"
-    """Type of the checkpoint's floats as config.json states it."""
+    """Type of the checkpoint's floats according to config.json."""
     quantization: StoredQuantization | None = None
-    """How the weights are stored that are no floats."""
+    """Storage format of quantized weights; None: all weights are floats."""
     num_prediction_layers: int = 0
-    """Layers behind the last one that only predict further tokens. They are stored, and not read."""
+    """Layers after the last one that only predict further tokens. They are stored, but not read."""
     early_exit_layers: tuple[int, ...] = ()
-    """After so many layers the model was trained to go on with its norm and head right away."""
+    """Layer counts after which the model was trained to exit directly into its norm and head."""
 
     @property
     def num_layers(self) -> int:
@@ -74,22 +74,22 @@ class ModelConfig:
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """Per layer, the tokens that a query sees, itself included; None: all."""
+        """Tokens that a query attends to in each layer, itself included; None: all."""
         return tuple(layer.kv.window for layer in self.layers)
 
     @property
     def kv_specs(self) -> tuple[KVSpec, ...]:
-        """The KV cache of each layer that has one of its own: all, or the first ones."""
+        """KV specs of the layers that have their own KV cache: all layers, or the first ones."""
         return tuple(layer.kv for layer in self.layers if layer.kv_source is None)
 
     @property
     def kinds(self) -> tuple[LayerSpec, ...]:
-        """The kinds of layers, in the order in which they appear."""
+        """Distinct layer specs, in order of appearance."""
         return tuple(dict.fromkeys(self.layers))
 
     @property
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
-        """The kinds of position embedding, each with the numbers of a head that it turns."""
+        """Distinct position embeddings, each with its head_dim."""
         return tuple(dict.fromkeys((layer.rope, layer.kv.head_dim) for layer in self.layers if layer.rope))
 
     def with_ropes(self, changed: Callable[[RopeConfig], RopeConfig]) -> ModelConfig:
@@ -98,24 +98,24 @@ class ModelConfig:
         return replace(self, layers=tuple(layers))
 
     def fixed_for(self, max_model_len: int | None) -> ModelConfig:
-        """The model with dynamic rope scaling fixed for what the user asked for, or for all of its context.
+        """Return the model with dynamic rope scaling fixed for the requested length, or for the whole context.
 
-        Never for a length that was shortened to fit into memory: the same request gives the same tokens on a machine
-        with less of it.
+        A length that was shortened to fit into memory is never used: the same request gives the same tokens on a
+        machine with less memory.
         """
         longest_request = max_model_len or self.max_context
         return self.with_ropes(lambda rope: replace(rope, longest_request=longest_request))
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Reads a Hugging Face config.json, but for its token ids (see `tokenizer.settings.read_eos_token_ids`).
+        """Read a Hugging Face config.json, except its token ids (see `tokenizer.settings.read_eos_token_ids`).
 
         Args:
             config: the parsed config.json.
 
         Raises:
-            UnsupportedModel: an architecture, rope type, activation or weight format that is not implemented.
-            CorruptCheckpoint: a number that is absent, no number, or contradicts another.
+            UnsupportedModel: an architecture, rope type, activation or weight format is not implemented.
+            CorruptCheckpoint: a number is absent, is no number, or contradicts another.
         """
         config = text_config(config)
         architecture = _architecture(config)
@@ -125,7 +125,7 @@ class ModelConfig:
             raise UnsupportedModel(f"config.json: {unread}. Name the architecture of the whole model.")
         given = with_defaults(traits.defaults, config, ("rope_parameters", traits.epsilon_key))
         given |= {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
-        num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # before lists of so many are made
+        num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # checked before lists of this length are made
         if traits.derived is not None:
             given |= traits.derived(given)
         if traits.bias_key is not None:
@@ -172,7 +172,7 @@ class ModelConfig:
             )
             for window, is_rotated in zip(windows, has_rope, strict=True)
         )
-        layer_overrides(given, num_layers, traits.own_of_layers)  # refuses what no `unlike` reads
+        layer_overrides(given, num_layers, traits.own_of_layers)  # refuses keys that no `unlike` reads
         if traits.experts is not None:
             layers = _with_experts(given, traits.experts, layers)
         read = cls(
@@ -243,7 +243,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     sparse |= {whole for whole, texts in TEXT_MODELS.items() if not sparse.isdisjoint(texts.values())}
     near = nearest_known(name, config, known, reads_images=TEXT_MODELS, has_experts=sparse)
     is_bare = bool(names) and writes_no_text(name) and "without" not in near
-    told = "a model of this name writes no text; " if is_bare else ""
+    told = "models of this name generate no text; " if is_bare else ""
     raise UnsupportedModel(f"config.json names {what}; {told}{near}known: {', '.join(known)}.")
 
 
@@ -284,10 +284,11 @@ def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits) -> None
 
 
 def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
-    # "vision" is about the positions of images, which no request here has
+    # "vision" only concerns image positions, which no request here has
     if given.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise UnsupportedModel(
-            "use_bidirectional_attention is not implemented; known: false. Such a model makes embeddings, no text."
+            "use_bidirectional_attention is not implemented; known: false. Such a model computes embeddings and "
+            "generates no text."
         )
 
 
@@ -310,7 +311,7 @@ def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, 
 _CAPS = (1.0, 1e4)
 """Smallest and largest soft cap. With a much larger one, float32 would round small scores to 0."""
 _SMALLEST_EPSILON = 1e-30
-"""A normal number in float32 still: as 0 it would make NaN out of a row of zeros, which padding rows are."""
+"""Smallest epsilon: still a normal float32. An epsilon of 0 would turn padding rows, which are zeros, into NaN."""
 
 
 def _epsilon(given: Mapping[str, Any], key: str) -> float:

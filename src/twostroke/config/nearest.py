@@ -12,12 +12,12 @@ from twostroke.errors import shorten, shown
 
 _ENDINGS = re.compile(r"(For(CausalLM|ConditionalGeneration|TextGeneration)|LMHeadModel)$")
 _LEAST_ALIKE = 0.8
-"""Mixtral and Mistral are 0.86 alike, OLMoE and OLMo 2 0.8, GPT-2 and GPT-J 0.75."""
+"""Least similarity of names: Mixtral and Mistral have 0.86, OLMoE and OLMo 2 0.8, GPT-2 and GPT-J 0.75."""
 _LEAST_COMMON = 5
-"""Characters in common: XGLM and GLM are 0.86 alike, and have nothing to do with each other."""
+"""Least number of common characters: XGLM and GLM have a similarity of 0.86, but are unrelated."""
 _MOST_CHARACTERS = 80
 _MOE = re.compile(r"[-_]?(?:Moe|MoE|moe)(?![a-z])")
-"""What names say of experts; two names are compared without it where both models have them."""
+"""Marks of expert models in names; two names are compared without it if both models have experts."""
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "experts": (
         "num_experts",
@@ -59,19 +59,19 @@ _BY_NAME = {
     "mamba": "recurrent layers",
     "rwkv": "recurrent layers",
 }
-"""Parts of models whose names say so, where no key says it or denies it."""
+"""Parts indicated by a model's name, used if no key confirms or denies them."""
 _WRITES_NOTHING = re.compile(r"For(MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|\w*Classification)$")
 _BARE = re.compile(r"[a-z0-9]Model$")
 _LISTS_OF_LAYERS = ("layer_types", "layers_block_type")
 _MOST_KINDS = 4
-"""Unknown types of layers that are named."""
+"""Most unknown layer types that a message lists."""
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known architecture that a name is nearest to; None where none is near.
+    """Return the known architecture whose name is nearest; None if none is near.
 
-    That is one of the same family, by the number that is nearest; else one that is spelled much alike.
+    That is one of the same family with the nearest number, or else one with a very similar spelling.
 
     >>> nearest("Qwen2MoeForCausalLM", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
     'Qwen2ForCausalLM'
@@ -92,14 +92,14 @@ def nearest_known(
     reads_images: Container[str] = (),
     has_experts: Container[str] = (),
 ) -> str:
-    """Return which known architecture is nearest, and what that lacks, for a message; "" where nothing is to be said.
+    """Return the nearest known architecture and the parts it lacks, for a message; "" if there is nothing to say.
 
     Args:
         name: of the architecture.
         config: the parsed config.json, or the metadata of a GGUF file without the prefix of their keys.
-        known: the names that there are.
-        reads_images: those among them for which images are no difference.
-        has_experts: those among them that have experts.
+        known: the names of all known architectures.
+        reads_images: known architectures for which images are no difference.
+        has_experts: known architectures that have experts.
 
     >>> nearest_known("qwen3moe", {"expert_count": 128}, ["qwen2", "qwen3"])
     'the nearest is qwen3, without experts (expert_count=128); '
@@ -121,7 +121,7 @@ def nearest_known(
 
 
 def unknown_parts(name: str, config: Mapping[str, Any], known_parts: Collection[str] = ()) -> list[str]:
-    """Return what a config has that no known architecture has, each with the key that says so.
+    """Return the parts of a config that no known architecture has, each with its key.
 
     Args:
         name: of the architecture.
@@ -136,7 +136,7 @@ def unknown_parts(name: str, config: Mapping[str, Any], known_parts: Collection[
     kinds = {str(kind) for key in _LISTS_OF_LAYERS for kind in list_of(config, key)}
     absent = set(known_parts)
     if kinds and kinds <= _LAYER_TYPES:
-        absent.add("recurrent layers")  # their sizes may stand there all the same
+        absent.add("recurrent layers")  # a config may still have their sizes
     found: list[str] = []
     for part, keys in _PARTS.items():
         if part in absent:
@@ -152,7 +152,7 @@ def unknown_parts(name: str, config: Mapping[str, Any], known_parts: Collection[
 
 
 def contradicting(name: str, kind: object, known: Iterable[str]) -> str | None:
-    """Return the architecture that a `model_type` means, where it is another known one than the config names.
+    """Return the known architecture that a `model_type` means, if the config names a different one.
 
     >>> contradicting("LlamaForCausalLM", "qwen2", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
     'Qwen2ForCausalLM'
@@ -171,7 +171,7 @@ def _is_named(part: str, name: str) -> bool:
 
 
 def writes_no_text(name: str) -> bool:
-    """Whether a name says that a model has no logits: it classifies, or makes embeddings.
+    """Return whether a name implies a model without logits: one that classifies, or computes embeddings.
 
     >>> writes_no_text("LlamaForSequenceClassification"), writes_no_text("GPT2LMHeadModel")
     (True, False)
@@ -180,13 +180,15 @@ def writes_no_text(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """Return a name without what all names end in; of a very long one the beginning."""
+    """Return a name without the common endings, cut after _MOST_CHARACTERS."""
     return _ENDINGS.sub("", name)[:_MOST_CHARACTERS]
 
 
 def _alikeness(stem: str, other: str) -> tuple[int, int, float]:
-    """Return how near two stems are: characters of the family that both are of, how far their numbers are apart (less
-    is more), and the share of characters in common; zeros where they are not near.
+    """Return how near two stems are, zeros if they are not near.
+
+    The first number is the length of the common family name. The second is the negated distance of the models' numbers.
+    The third is the share of characters in common.
     """
     matcher = SequenceMatcher(None, stem.lower(), other.lower(), autojunk=False)
     share, num_common = matcher.ratio(), sum(block.size for block in matcher.get_matching_blocks())
@@ -199,6 +201,6 @@ def _alikeness(stem: str, other: str) -> tuple[int, int, float]:
 
 
 def _number(text: str) -> int:
-    """Return the number that a text begins with; the first of a family has none."""
+    """Return the number at the start of a text; without one it is the first of its family, 1."""
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 1

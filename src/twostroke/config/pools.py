@@ -1,4 +1,4 @@
-"""Settings of a server whose engine is several processes: the pools, their router and autoscaler, and each engine."""
+"""Settings of a server with several engine processes: the pools, their router and autoscaler, and each engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMERIC_SETTINGS = (
     "kernels",
     "batch_invariant",
 )
-"""Settings that change numerics: where pools differ in one of these, tokens may differ."""
+"""Settings that change numerics: if pools differ in one of these, tokens may differ."""
 PER_POOL = (
     *NUMERIC_SETTINGS,
     "enforce_eager",
@@ -49,58 +49,58 @@ _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """How many processes there are, and how they hand KV over."""
+    """Number of processes per pool, and how they hand KV over."""
 
     prefill: int = 0
-    """Processes that compute prompts and hand their KV over; 0: whoever decodes computes its prompts itself."""
+    """Processes that compute prompts and hand their KV over; 0: decode processes compute their own prompts."""
     decode: int = 0
     """Processes that decode; 0, without prefill processes: one process does everything."""
     kv_transport: KVTransport = "auto"
-    """How KV goes from one worker to another: 'shm' reads shared memory, 'tcp' sends it, 'nixl' has NIXL read it (pip
-    install 'twostroke[nixl]'), 'inproc' reads it where it lies, of workers that are threads; 'auto' takes shared memory
-    on one machine, TCP in a cluster, and 'inproc' with --pool-workers thread."""
+    """Way to move KV between workers: 'shm' reads shared memory, 'tcp' sends it, 'nixl' has NIXL read it (pip
+    install 'twostroke[nixl]'), 'inproc' reads it in place between workers that are threads. 'auto' takes 'shm' on one
+    machine, 'tcp' in a cluster, and 'inproc' with --pool-workers thread."""
     pool_workers: PoolWorkers = "process"
-    """Workers are processes, or threads of the server's own process ('thread'), as for a notebook or a test: these take
-    turns at computing, and one that hangs cannot be ended, only left."""
+    """Run workers as processes, or as threads of the server's own process ('thread'), for a notebook or a test. Threads
+    compute one at a time, and one that hangs cannot be killed."""
     prefill_block_size: int | None = None
-    """Tokens per KV block of prefill processes, where they are to have another block size than --block-size says: KV is
-    converted on its way, and what is handed over is whole blocks of both."""
+    """Tokens per KV block of prefill processes, if different from --block-size. KV is converted in transit, and only
+    blocks that are full in both sizes are handed over."""
     prefill_tensor_parallel_size: int | None = None
-    """Ranks of each prefill process, where they are to be others than --tensor-parallel-size says."""
+    """Ranks of each prefill process, if different from --tensor-parallel-size."""
     prefill_config: Mapping[str, Any] | None = field(default=None, hash=False)
     """Settings of prefill workers alone, by their names: '{"dtype": "bfloat16", "kv_cache_dtype": "int8"}'."""
     decode_config: Mapping[str, Any] | None = field(default=None, hash=False)
     """Settings of decode workers alone, by their names."""
     allow_numeric_drift: bool = False
-    """Let workers differ in element type, KV format, quantization, kernels, version or device: KV is converted between
-    them and streams resume on any of them. Tokens may differ then, and answers say so (usage.numeric_drift)."""
+    """Let workers differ in element type, KV format, quantization, kernels, version or device. KV is converted between
+    them, and streams resume on any of them. Tokens may then differ, and responses report it (usage.numeric_drift)."""
     heartbeat_timeout_s: float = 2.0
-    """A process that says nothing for so long is ended, and what it did goes on elsewhere."""
+    """Seconds without a message after which a process is killed and its work continues elsewhere."""
     step_timeout_s: float = 15.0
-    """A process whose engine has not come round for so long, beyond twenty times what its step takes the machine at
-    best, hangs: it is ended, and what it did goes on elsewhere. Where one process does everything, one that says
-    nothing for so long is ended, too; it is started again, and what it did ends with an error."""
+    """Seconds without a completed step, beyond twenty times the machine's best time for that step, after which a
+    process counts as hung: it is killed, and its work continues elsewhere. Where one process does everything, seconds
+    without any message count as well; it is restarted, and its requests end with an error."""
     max_prefill: int = 0
-    """Under load there may be so many prefill processes; 0: as many as --prefill says, whatever the load."""
+    """Most prefill processes under load; 0: the number stays at --prefill."""
     max_decode: int = 0
-    """Under load there may be so many decode processes; 0: as many as --decode says, whatever the load."""
+    """Most decode processes under load; 0: the number stays at --decode."""
     ttft_target_s: float = 1.0
-    """Seconds to a first token, for which prefill processes are added."""
+    """Target for the seconds to a first token; prefill processes are added to keep it."""
     tpot_target_s: float = 0.05
-    """Seconds for an output token, for which decode processes are added, and prompts kept away from them."""
+    """Target for the seconds per output token; decode processes are added, and prompts sent elsewhere, to keep it."""
     scaling_interval_s: float = 5.0
-    """How often the sizes of the pools are decided on."""
+    """Seconds between decisions about the sizes of the pools."""
 
     cluster: str | None = None
     """Start the processes on the nodes of a Ray cluster (pip install 'twostroke[ray]'): HOST:PORT of its head, or
-    'auto' for RAY_ADDRESS or the cluster that runs on this machine. Each asks for as many CPUs as --threads says, and
-    for one without."""
+    'auto' for RAY_ADDRESS or the cluster that runs on this machine. Each process asks for --threads CPUs, by default
+    one."""
     cluster_roles: bool = False
-    """In the cluster, each process asks for one of the custom resource 'prefill' or 'decode', too: nodes that have it
-    are for its pool."""
+    """In the cluster, make each process also ask for one of the custom resource 'prefill' or 'decode', so that nodes
+    with that resource serve that pool."""
 
     def __post_init__(self) -> None:
-        """Checks ranges, and that somebody decodes."""
+        """Check ranges, and that there are decode processes."""
         whole_number("prefill", self.prefill, 0, MAX_WORKERS)
         whole_number("decode", self.decode, 0, MAX_WORKERS)
         self._check_ways()
@@ -118,7 +118,7 @@ class PoolConfig:
         elif self.cluster_roles:
             raise InvalidParameter("cluster_roles", True, "needs a cluster", "Add --cluster auto, or leave it out.")
         if self.prefill and not self.decode:
-            raise InvalidParameter("prefill", self.prefill, "needs somebody who decodes", "Add --decode 1.")
+            raise InvalidParameter("prefill", self.prefill, "needs decode processes", "Add --decode 1.")
         for name in ("ttft_target_s", "tpot_target_s", "scaling_interval_s"):
             number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
         self._check_sizes_under_load()
@@ -126,9 +126,9 @@ class PoolConfig:
             names = self.__dataclass_fields__.keys() - {"prefill", "decode", "step_timeout_s"}
             self._refuse(names, "needs more than one process", "Add --prefill 1 --decode 1, or leave it out.")
         if not self.max_prefill:
-            self._refuse({"ttft_target_s"}, "is what prefill processes are added for", "Add --max-prefill.")
+            self._refuse({"ttft_target_s"}, "is the target for adding prefill processes", "Add --max-prefill.")
         if not (self.max_prefill or self.max_decode):
-            self._refuse({"scaling_interval_s"}, "needs pools that change", "Add --max-prefill or --max-decode.")
+            self._refuse({"scaling_interval_s"}, "needs pools of variable size", "Add --max-prefill or --max-decode.")
 
     def _check_settings_of_pools(self) -> None:
         """Check names; values are checked with the settings that both pools share (config/pools.py)."""
@@ -144,7 +144,7 @@ class PoolConfig:
         for name in ("block_size", "tensor_parallel_size"):
             value = getattr(self, f"prefill_{name}")
             if value is not None and name in (self.prefill_config or {}):
-                limit = f"prefill_config says {name}, too"
+                limit = f"prefill_config also sets {name}"
                 raise InvalidParameter(f"prefill_{name}", value, limit, "Leave one of them out.")
 
     def _check_ways(self) -> None:
@@ -160,13 +160,13 @@ class PoolConfig:
             whole_number(name, most, 0, MAX_WORKERS)
             if most and not fewest:
                 remedy = f"Add --{name.removeprefix('max_')} 1, or leave it out."
-                raise InvalidParameter(name, most, "is for a pool that has a process to begin with", remedy)
+                raise InvalidParameter(name, most, "needs a pool with at least one process", remedy)
             if most and most < fewest:
                 limit = f"must be at least {name.removeprefix('max_')}, {fewest}"
                 raise InvalidParameter(name, most, limit)
 
     def _refuse(self, names: Set[str], limit: str, remedy: str) -> None:
-        """Settings that would change nothing."""
+        """Refuse settings that would change nothing."""
         for name, one in self.__dataclass_fields__.items():
             if name in names and getattr(self, name) != one.default:
                 raise InvalidParameter(name, getattr(self, name), limit, remedy)
@@ -177,14 +177,14 @@ class PoolConfig:
             remedy = "Use --cluster auto on a node of the cluster; ray:// is for clients outside, which have no node."
             raise InvalidParameter("cluster", cluster, "must be 'auto' or HOST:PORT", remedy)
         if self.pool_workers == "thread":
-            raise InvalidParameter("pool_workers", "thread", "threads are in no cluster", "Leave out one of them.")
+            raise InvalidParameter("pool_workers", "thread", "a cluster needs processes", "Leave out one of them.")
         if self.kv_transport == "shm":
             remedy = "Leave it out, or use --kv-transport tcp."
             raise InvalidParameter("kv_transport", "shm", "processes on several nodes share no memory", remedy)
 
     @property
     def transport(self) -> Literal["shm", "tcp", "inproc", "nixl"]:
-        """How KV goes, 'auto' decided."""
+        """Way to move KV, with 'auto' resolved."""
         if self.kv_transport != "auto":
             return self.kv_transport
         if self.pool_workers == "thread":
@@ -193,7 +193,7 @@ class PoolConfig:
 
     @property
     def num_workers(self) -> int:
-        """Processes in all; 0: no pools."""
+        """Number of processes; 0: no pools."""
         return self.prefill + self.decode
 
 
@@ -202,28 +202,28 @@ _MOST_S = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
-    """By what a request's ways are compared, and how much is remembered for it."""
+    """Weights and limits of the router's comparison of routes."""
 
     tpot_target_s: float = 0.05
-    """Seconds for an output token that streams are to keep; a prefill beside them makes their tokens late by it."""
+    """Seconds per output token that streams should keep. A prefill on a decoding member makes each of its streams one
+    token late in this time."""
     late_token_s: float = 0.005
-    """Seconds of one request's first token that one late token of another's is worth; 0: they count for nothing."""
+    """Cost of one late token of another request, in seconds of this request's first token; 0: late tokens are free."""
     hand_over_s: float = 0.005
-    """What arranging a hand-over takes, and what it has to win at least."""
+    """Seconds that arranging a hand-over takes; a hand-over must win at least as much."""
     assumed_prefill_tokens_per_s: float = 1000.0
-    """Rate of a member that has not prefilled yet, where no other of its kind has either (Member.kind)."""
+    """Rate of a member that has not prefilled yet, if no other of its kind has either (Member.kind)."""
     num_candidates: int = 4
-    """Members of each kind that a request is worked out for: the least loaded, and as many of those with its prefix.
-    Pools up to this size are searched whole."""
+    """Members of each kind to cost for a request: the least loaded, and as many of those with its prefix. Pools up to
+    this size are searched completely."""
     max_hashes: int = 4096
-    """Remembered for each member, of what it is believed to have cached; never more than it has blocks for."""
+    """Most block hashes to remember of each member's cache, and never more than the member has blocks."""
     hash_stride: int = 4
-    """Every so many-th block of a prompt is remembered: coarser, and so much smaller."""
+    """Interval of the prompt blocks to remember; a larger one is coarser and takes less memory."""
     max_links: int = 100_000
-    """Pairs of members whose measured rates are remembered, the latest."""
+    """Most pairs of members whose measured rates are remembered; the latest are kept."""
 
     def __post_init__(self) -> None:
-        """Checks types and ranges."""
         for name in ("tpot_target_s", "assumed_prefill_tokens_per_s"):
             number(name, getattr(self, name), 0, _MOST_S * 1000, "more than 0", low_open=True)
         for name in ("late_token_s", "hand_over_s"):
@@ -237,28 +237,27 @@ MAX_REPLICAS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConfig:
-    """How large one pool may be, and when it changes. Each pool has its own."""
+    """Size limits of one pool and rules for changing its size. Each pool has its own."""
 
     min_replicas: int = 1
     max_replicas: int = 1
     ttft_target_s: float = 1.0
-    """Of requests that are handed over; the prefill pool's."""
+    """Target of the prefill pool, for requests that are handed over."""
     tpot_target_s: float = 0.05
-    """The decode pool's."""
+    """Target of the decode pool."""
     queue_share: float = 0.5
-    """Of the TTFT target, what waiting may take; the rest is the prompt's own prefill."""
+    """Share of the TTFT target that waiting may take; the rest is for the prompt's own prefill."""
     up_utilization: float = 0.8
-    """Members that would be busier than that are too few."""
+    """Utilization above which members are added."""
     down_utilization: float = 0.6
-    """Members are taken away only if those that stay are no busier than that. Less than up_utilization: between the two
-    nothing changes."""
+    """Utilization that the remaining members may have at most when one is removed. Below up_utilization, so that the
+    pool's size is stable between the two."""
     max_step_up: int = 4
-    """Members that one decision adds at most."""
+    """Most members that one decision adds."""
     hold_intervals: int = 6
-    """As many intervals in a row have to speak for fewer members before one goes."""
+    """Consecutive intervals that must favour fewer members before one is removed."""
 
     def __post_init__(self) -> None:
-        """Checks types and ranges."""
         whole_number("min_replicas", self.min_replicas, 1, MAX_REPLICAS)
         limit = f"at least min_replicas, {self.min_replicas}, and at most {MAX_REPLICAS}"
         whole_number("max_replicas", self.max_replicas, self.min_replicas, MAX_REPLICAS, limit=limit)
@@ -274,7 +273,7 @@ class ScalingConfig:
 
 
 def prefill_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:
-    """Return the engine settings of a prefill worker, without drafting.
+    """Return the engine settings of a prefill worker, without speculative decoding.
 
     Raises:
         InvalidParameter: a value of prefill_config is out of its range, or contradicts another setting.
@@ -298,7 +297,7 @@ def decode_engine(config: EngineConfig, pools: PoolConfig) -> EngineConfig:
 
 
 def check_numerics(config: EngineConfig, pools: PoolConfig) -> None:
-    """Check that both pools compute with the same numerics, as far as settings say, or that drift is allowed.
+    """Check that both pools compute with the same numerics, as far as settings determine it, or that drift is allowed.
 
     Raises:
         InvalidParameter: pools differ in a setting that tokens depend on, and drift is not allowed.
@@ -316,7 +315,8 @@ def check_numerics(config: EngineConfig, pools: PoolConfig) -> None:
 
 
 def _numerics(config: EngineConfig) -> dict[str, Any]:
-    """Return the values of NUMERIC_SETTINGS, with defaults and aliases resolved where that needs no model."""
+    """Return the values of NUMERIC_SETTINGS, with defaults and aliases resolved as far as possible without the
+    model."""
     load = config.load
     found: dict[str, Any] = {name: getattr(load, name) for name in NUMERIC_SETTINGS if name != "kv_cache_dtype"}
     wanted = config.cache.kv_cache_dtype
@@ -336,7 +336,7 @@ def _changed(source: str, config: EngineConfig, given: Mapping[str, Any]) -> Eng
     kinds = {"load": LoadConfig, "cache": CacheConfig, "scheduler": SchedulerConfig}
     of_part = {part: {f.name: given[f.name] for f in fields(kind) if f.name in given} for part, kind in kinds.items()}
     changed = of_part["load"]
-    if changed.get("quantization", "int4") != "int4":  # a shared group size applies to int4 alone
+    if changed.get("quantization", "int4") != "int4":  # a shared group size only applies to int4
         changed.setdefault("group_size", None)
     if "kv_cache_memory" in given or "num_kv_blocks" in given:  # each replaces the other
         of_part["cache"] = {"kv_cache_memory": None, "num_kv_blocks": None, **of_part["cache"]}

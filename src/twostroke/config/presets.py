@@ -1,9 +1,9 @@
-"""Scheduler settings that go together, by what the engine is for. What a user sets beside a preset wins.
+"""Scheduler settings for typical uses of the engine. A setting given together with a preset wins.
 
-interactive   people read along: a token at least every 100 ms (ten a second are faster than one reads), so prompts
-              go in chunks as large as that leaves, and a first token within 300 ms, so prompts that cannot keep that
-              give way to those that can (docs/decisions/027)
-batch         nobody waits for a single answer: large steps of many requests, no limit of time
+interactive   People read along. A token at least every 100 ms (ten per second are faster than people read) limits
+          the prefill chunks. Prompts that cannot reach a first token within 300 ms give way to those that can
+          (docs/decisions/027).
+batch         No single answer is urgent: large steps of many requests, no time limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 
 
 def settings_of(preset: Preset | None) -> Mapping[str, Any]:
-    """Of a preset, by name; none without one.
+    """Return the settings of a preset; empty without one.
 
     Raises:
         InvalidParameter: there is no such preset.

@@ -1,10 +1,9 @@
 """QuantizationConfig: `quantization_config` of a config.json, read once and checked; no torch.
 
-Every field that says how numbers are stored is read or refused. Which maps are quantized is seen from the tensors
-themselves; a map of a layer that is not must be named by the list for it (`modules_to_not_convert`, `ignore`, ...).
-
-Fp8Config is the same of a checkpoint whose matrices are floats of 8 bits (e4m3) with scales, and Mxfp4Config of one
-whose experts are floats of 4 bits (e2m1) with a power of two for 32 of them.
+Every field that affects how numbers are stored is read or refused. The tensors themselves show which linear layers are
+quantized; one that is not must be listed in the config (`modules_to_not_convert`, `ignore`, ...). Fp8Config is the
+counterpart for checkpoints with matrices of 8-bit floats (e4m3) and scales. Mxfp4Config is for experts of 4-bit floats
+(e2m1) with a power of two per 32 of them.
 """
 
 from __future__ import annotations
@@ -21,45 +20,46 @@ QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
 PackedLayoutName = Literal["awq-gemm", "gptq", "gptq_v2", "pack-quantized", "int-quantized"]
 
 GROUP_SIZES = (16, 32, 64, 128)
-"""Weights of a row that share a scale in the kernels; multiples of the last are served as several of it."""
+"""Group sizes that the kernels support; multiples of the last are served as several groups of it."""
 
 LEFT_OUT_BY: Mapping[QuantMethod, str] = {
     "awq": "modules_to_not_convert",
     "gptq": "rules of dynamic that begin with -:",
     "compressed-tensors": "ignore",
 }
-"""Where a checkpoint names the maps that stay floats."""
+"""Fields in which a checkpoint names the linear layers that stay floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizationConfig:
-    """How the weights of a checkpoint are stored."""
+    """Storage format of a checkpoint's quantized weights."""
 
     method: QuantMethod
     layout: PackedLayoutName
     bits: int
     group_size: int | None
-    """Weights of a row that share a scale; None: all of them."""
+    """Weights of a row that share a scale; None: the whole row."""
     symmetric: bool
-    """Zero is the middle of the codes everywhere; no zero points need to be kept."""
+    """Whether zero is the middle of the codes everywhere, so that no zero points are stored."""
     needs_order: bool = False
-    """Groups are not neighbours: every map says which of its inputs are in which group (act-order)."""
+    """Whether each linear layer stores which of its inputs are in which group, since groups are not contiguous
+    (act-order)."""
     scale_per_tensor: bool = False
-    """One scale for all rows."""
+    """Whether all rows share one scale."""
     left_out: tuple[re.Pattern[str], ...] = ()
-    """Found in the names of maps that stay floats."""
+    """Patterns searched in the names of linear layers; those that match stay floats."""
 
     def leaves_out(self, module: str) -> bool:
-        """Whether a map (`model.layers.0.mlp.down_proj`) is said to stay floats."""
+        """Return whether a linear layer (`model.layers.0.mlp.down_proj`) is declared to stay floats."""
         return any(pattern.search(module) for pattern in self.left_out)
 
     @classmethod
     def from_hf(cls, given: Mapping[str, Any]) -> QuantizationConfig | None:
-        """Reads `quantization_config`; an empty one is none.
+        """Read `quantization_config`; return None if it is empty.
 
         Raises:
-            UnsupportedModel: a method, layout or number that is not implemented.
-            CorruptCheckpoint: a value of another kind than it must have.
+            UnsupportedModel: a method, layout or number is not implemented.
+            CorruptCheckpoint: a value has the wrong type.
         """
         if not given:
             return None
@@ -70,7 +70,7 @@ class QuantizationConfig:
 
 
 def _read_awq(given: Mapping[str, Any]) -> QuantizationConfig:
-    """AutoAWQ's fields (Lin et al. 2023, arXiv:2306.00978)."""
+    """Read AutoAWQ's fields (Lin et al. 2023, arXiv:2306.00978)."""
     version = str(given.get("version") or given.get("format") or "gemm").lower()
     if version != "gemm":
         raise unsupported("version", version, "gemm")
@@ -85,7 +85,7 @@ def _read_awq(given: Mapping[str, Any]) -> QuantizationConfig:
 
 
 def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
-    """AutoGPTQ's and GPTQModel's fields (Frantar et al. 2022, arXiv:2210.17323)."""
+    """Read AutoGPTQ's and GPTQModel's fields (Frantar et al. 2022, arXiv:2210.17323)."""
     layout = given.get("checkpoint_format") or given.get("format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
         raise unsupported("checkpoint_format", layout, "gptq, gptq_v2")
@@ -95,7 +95,7 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
     rules = list(mapping(given, "dynamic"))
     overrides = [rule for rule in rules if not rule.startswith("-:")]
     if overrides:
-        raise unsupported("dynamic", overrides, "one precision for all maps, and rules that leave maps out (-:)")
+        raise unsupported("dynamic", overrides, "one precision for all layers, and rules that leave layers out (-:)")
     return QuantizationConfig(
         method="gptq",
         layout=cast(PackedLayoutName, layout),
@@ -110,7 +110,7 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
 
 
 def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
-    """Fields of the compressed-tensors package, one group of maps."""
+    """Read the fields of the compressed-tensors package, with one group of linear layers."""
     refuse_if_set(given, "kv_cache_scheme", "transform_config")
     sparsity = mapping(given, "sparsity_config").get("format", "dense")
     if sparsity != "dense":
@@ -144,14 +144,14 @@ _READERS = {"awq": _read_awq, "gptq": _read_gptq, "compressed-tensors": _read_co
 
 
 def only_group(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the one group of maps that a compressed-tensors checkpoint may have: all linear ones.
+    """Return the single group of linear layers that a compressed-tensors checkpoint may have.
 
     Raises:
-        UnsupportedModel: there are several groups, or it has other maps.
+        UnsupportedModel: there are several groups, or the group has other layers.
     """
     groups = mapping(given, "config_groups")
     if len(groups) != 1:
-        raise unsupported("config_groups", list(groups), "one group: every map is stored alike")
+        raise unsupported("config_groups", list(groups), "one group: all layers stored in the same way")
     group = mapping(groups, next(iter(groups)))
     if list_of(group, "targets") != ["Linear"]:
         raise unsupported("targets", group.get("targets"), "['Linear']")
@@ -159,7 +159,7 @@ def only_group(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_activations(given: Mapping[str, Any]) -> None:
-    """8 bits of a token's own are what our kernels make of their inputs in any case; nothing else would be obeyed."""
+    """Refuse quantized activations other than 8 bits per token, which our kernels use in any case."""
     if not given:
         return
     found = {"num_bits": 8, "type": "int", "dynamic": False, "symmetric": True, "strategy": "token", **given}
@@ -169,7 +169,7 @@ def _check_activations(given: Mapping[str, Any]) -> None:
 
 
 def _has_act_order(weights: Mapping[str, Any]) -> bool:
-    """compressed-tensors: "group" keeps the order beside the weights, "weight" has undone it."""
+    """Return whether compressed-tensors stores the order of inputs ("group"); "weight" has already undone it."""
     order = weights.get("actorder")
     if order in (None, False, "weight", "static"):
         return False
@@ -204,13 +204,16 @@ def _at_the_start(pattern: str) -> str:
 
 
 def _name_or_pattern(given: object) -> str:
-    """compressed-tensors: `lm_head`, or `re:.*lm_head`."""
+    """Return a pattern for an entry of compressed-tensors: `lm_head`, or `re:.*lm_head`."""
     name = str(given)
     return _at_the_start(name.removeprefix("re:")) if name.startswith("re:") else rf"\A{re.escape(name)}\Z"
 
 
 def _others_than(quantized: list[Any]) -> tuple[re.Pattern[str], ...]:
-    """GPTQ can name the maps of a layer that are quantized, in lists of those that are done at a time."""
+    """Return a pattern for all linear layers but the given ones.
+
+    GPTQ can list the linear layers of a block that are quantized, in lists of those that it quantizes together.
+    """
     names = [name for at_once in quantized for name in (at_once if isinstance(at_once, list) else [at_once])]
     if not names:
         return ()
@@ -232,14 +235,14 @@ def _patterns(name: str, given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
 
 
 _MOST_REPEATS = 4
-"""Names have some 50 characters: what takes longest is then tried in some milliseconds."""
+"""Most repeats in a pattern. Names have about 50 characters, so the slowest search takes a few milliseconds."""
 _MOST_OPTIONS = 8
 _NO_OPERATOR = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\(\?[:=!<]*", re.DOTALL)
-"""Escaped characters, sets of characters, and how a group begins."""
+"""Parts of a pattern without operators: escaped characters, sets of characters, and the openings of groups."""
 
 
 def _is_quick(pattern: str) -> bool:
-    """Return whether no text makes a pattern try for ever: it may come from anywhere, and nothing ends a search."""
+    """Return whether a pattern is fast on every text: the checkpoint is untrusted, and a search has no timeout."""
     operators = _NO_OPERATOR.sub("(", pattern)
     num_repeats = len(re.findall(r"[*+{]", operators))
     repeats_group = re.search(r"\)[*+{]", operators) is not None
@@ -247,7 +250,7 @@ def _is_quick(pattern: str) -> bool:
 
 
 def refuse_if_set(given: Mapping[str, Any], *names: str) -> None:
-    """Raise UnsupportedModel for the first of these fields that says anything."""
+    """Raise UnsupportedModel for the first of these fields that is set."""
     for name in names:
         if given.get(name):
             raise unsupported(name, given[name], "none")
@@ -261,21 +264,21 @@ def unsupported(name: str, value: object, known: str) -> UnsupportedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Config:
-    """How the scales of a checkpoint's fp8 matrices lie."""
+    """Layout of the scales of a checkpoint's fp8 matrices."""
 
     block_size: tuple[int, int] | None = None
-    """Rows and columns that share a scale; None: the shape of the scales tells whole rows from the whole matrix."""
+    """Rows and columns that share a scale; None: the shape of the scales shows whether it is per row or per matrix."""
 
     @classmethod
     def from_hf(cls, given: Mapping[str, Any]) -> Fp8Config:
-        """Read what quant_method fp8 has (transformers, vLLM, AutoFP8), or compressed-tensors' float-quantized.
+        """Read quant_method fp8 (transformers, vLLM, AutoFP8), or compressed-tensors' float-quantized.
 
-        How activations and the KV cache would be rounded is not read: activations stay as they are, and
-        `--kv-cache-dtype` says what the cache holds.
+        The rounding of activations and KV cache is not read: activations stay as they are, and `--kv-cache-dtype` sets
+        the format of the cache.
 
         Raises:
-            UnsupportedModel: a value that is not implemented.
-            CorruptCheckpoint: a value of another kind than it must have.
+            UnsupportedModel: a value is not implemented.
+            CorruptCheckpoint: a value has the wrong type.
         """
         if given.get("quant_method") == "compressed-tensors":
             return cls(block_size=_block_of_group(given))
@@ -286,18 +289,18 @@ class Fp8Config:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Config:
-    """Experts are stored as MXFP4 has it, in one layout; which tensors these are is seen from their names."""
+    """Experts stored as MXFP4, in one layout; the names of tensors show which they are."""
 
 
 StoredQuantization = QuantizationConfig | Fp8Config | Mxfp4Config
 
 
 def read_quantization(given: Mapping[str, Any]) -> StoredQuantization | None:
-    """Return what a `quantization_config` says; an empty one is none.
+    """Return a parsed `quantization_config`; None if it is empty.
 
     Raises:
-        UnsupportedModel: a method, layout or number that is not implemented.
-        CorruptCheckpoint: a value of another kind than it must have.
+        UnsupportedModel: a method, layout or number is not implemented.
+        CorruptCheckpoint: a value has the wrong type.
     """
     if given.get("quant_method") == "mxfp4":
         return Mxfp4Config()
@@ -305,13 +308,13 @@ def read_quantization(given: Mapping[str, Any]) -> StoredQuantization | None:
 
 
 def is_fp8(given: Mapping[str, Any]) -> bool:
-    """Whether a `quantization_config` is of fp8 weights."""
+    """Return whether a `quantization_config` is for fp8 weights."""
     method, form = given.get("quant_method"), given.get("format")
     return method == "fp8" or (method == "compressed-tensors" and form == "float-quantized")
 
 
 def _block_of_group(given: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the block of compressed-tensors' weights; None: a scale for each channel or for all."""
+    """Return the block shape of compressed-tensors' weights; None: a scale per channel or per matrix."""
     refuse_if_set(given, "transform_config")
     weights = mapping(only_group(given), "weights")
     for name, known in (("type", "float"), ("num_bits", 8), ("dynamic", False)):

@@ -1,7 +1,6 @@
-"""RopeConfig: the rotary position embedding that a checkpoint's config.json states; no torch.
+"""RopeConfig: the rotary position embedding in a checkpoint's config.json; no torch.
 
-Both spellings are understood: transformers 4 (`rope_theta` beside `rope_scaling`) and transformers 5
-(`rope_parameters`).
+Both spellings are read: transformers 4 (`rope_theta` next to `rope_scaling`) and transformers 5 (`rope_parameters`).
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope",
 
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 _ALIASES = {"mrope": "default"}
-"""Positions of images in a text: a text's own are the same in all sections."""
+"""Rope types that equal another one for text: mrope differs only in the positions of images."""
 DEFAULT_ROPE_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding and how it is stretched; layers/elementwise.py computes the frequencies.
+    """Rotary position embedding and its scaling; layers/elementwise.py computes the frequencies.
 
     Fields that a rope type does not use are None.
     """
@@ -43,21 +42,21 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     longest_request: int | None = None
-    """Tokens that dynamic scaling and longrope are fixed for; None is the original context."""
+    """Tokens that dynamic scaling and longrope are fixed for; None: the original context."""
     frequency_divisors: tuple[float, ...] | None = None
-    """What each pair's frequency is divided by, [head_dim / 2], where a file stores that and not the rule (GGUF)."""
+    """Divisors of each pair's frequency, [head_dim / 2], if a file stores them instead of the rule (GGUF)."""
     short_factors: tuple[float, ...] | None = None
-    """longrope: what each pair's frequency is divided by, [rotated numbers / 2], up to the original context."""
+    """longrope: divisors of each pair's frequency, [rotated numbers / 2], up to the original context."""
     long_factors: tuple[float, ...] | None = None
     """longrope: the same divisors, beyond the original context."""
     query_growth: float | None = None
     """Queries are multiplied by 1 + query_growth * log(1 + position // original context) (Ministral 3)."""
     rotary_dim: int | None = None
-    """Numbers of a head that are rotated, its first ones; None: all."""
+    """Numbers of a head that are rotated, the first ones; None: all."""
     turned_share: float = 1.0
-    """proportional: share of the pairs that turn, the first ones, each as fast as if all did (Gemma 4)."""
+    """proportional: share of the pairs that rotate, the first ones, each as fast as if all did (Gemma 4)."""
     is_interleaved: bool = False
-    """A pair is two neighbours; else it is a number of the first half and one of the second."""
+    """Whether a pair is two neighbours; otherwise it is one number of the first half and one of the second."""
 
     @classmethod
     def from_hf(
@@ -69,17 +68,17 @@ class RopeConfig:
         scales_queries: bool = False,
         longrope_names: Collection[str] = (),
     ) -> RopeConfig:
-        """Reads either spelling out of a config.json.
+        """Read either spelling from a config.json.
 
         Args:
             config: the parsed config.json.
-            head_dim: of heads that may be rotated in part; None: of an architecture whose heads may not.
+            head_dim: of heads that may be rotated in part; None: the architecture always rotates whole heads.
             is_interleaved: whether its pairs are neighbours.
             scales_queries: whether it reads `llama_4_scaling_beta`.
-            longrope_names: what else its configs call longrope.
+            longrope_names: other names of longrope in its configs.
 
         Raises:
-            UnsupportedModel: a rope type that is not implemented, or one per kind of layer.
+            UnsupportedModel: a rope type is not implemented, or there is one per kind of layer.
             CorruptCheckpoint: a parameter that the rope type needs is absent or no number.
         """
         given = {**(mapping(config, "rope_scaling") or mapping(config, "rope_parameters"))}
@@ -97,7 +96,7 @@ class RopeConfig:
         max_positions = count(config, "max_position_embeddings")
         original: int | None = None
         if rope_type in ("yarn", "llama3", "longrope"):
-            # a value beside the rope parameters wins over one among them: transformers' rule
+            # a value outside of the rope parameters wins over one inside them: transformers' rule
             name = "original_max_position_embeddings"
             original = count({name: config.get(name) or given.get(name)}, name, max_positions)
         elif rope_type == "dynamic":
@@ -110,7 +109,7 @@ class RopeConfig:
             numbers["factor"] = 1.0
         numbers |= {name: given.get(name) for name in _OPTIONAL_ROPE_NUMBERS}
         numbers["query_growth"] = given.get("llama_4_scaling_beta") if scales_queries else None
-        # these are off where they are 0
+        # 0 switches these off
         numbers |= {name: None for name in ("mscale", "mscale_all_dim", "query_growth") if numbers[name] == 0}
         _check_rope_numbers(rope_type, numbers, original)
         return cls(
@@ -128,11 +127,11 @@ class RopeConfig:
         )
 
     def context(self, max_position_embeddings: int, *, is_original_given: bool) -> int:
-        """Tokens that the stretched embedding reaches, by vLLM's rule.
+        """Return the context length after scaling, by vLLM's rule.
 
-        linear, dynamic   max_position_embeddings x factor: it is the context before the stretching
-        yarn              original_max_position_embeddings x factor, where that was given
-        llama3, default   max_position_embeddings: it is the context after it
+        linear, dynamic   max_position_embeddings x factor: it is the context before the scaling
+        yarn              original_max_position_embeddings x factor, if that is given
+        llama3, default   max_position_embeddings: it is the context after the scaling
         """
         if self.rope_type in ("linear", "dynamic"):
             return int(max_position_embeddings * self.factor)
@@ -145,7 +144,7 @@ class RopeConfig:
 def _rope_type(given: Mapping[str, Any], longrope_names: Collection[str]) -> RopeType:
     told = given.get("rope_type") or given.get("type") or "default"
     found = _ALIASES.get(str(told), told)
-    # without its factors the name of another type means that type: a GGUF file's yarn is none other
+    # without long_factor, such a name means the type of that name: yarn in a GGUF file is yarn
     if told in longrope_names and (found not in ROPE_TYPES or "long_factor" in given):
         found = "longrope"
     if found not in ROPE_TYPES:
@@ -154,7 +153,7 @@ def _rope_type(given: Mapping[str, Any], longrope_names: Collection[str]) -> Rop
 
 
 def rotary_share(num_rotated: int, head_dim: int) -> float:
-    """Return the share of a head that is rotated, such that head_dim times it, rounded down, is the number again.
+    """Return the share of a head that is rotated, such that int(head_dim * share) is `num_rotated` again.
 
     >>> int(100 * (58 / 100)), int(100 * rotary_share(58, 100))
     (57, 58)
@@ -209,7 +208,7 @@ _OPTIONAL_ROPE_NUMBERS = (
     "mscale_all_dim",
 )
 _ROPE_NUMBERS = (1e-12, 1e12)
-"""Far beyond what models have; smaller ones would make frequencies infinite in float32, and every logit NaN."""
+"""Limits far beyond real models; smaller numbers would make frequencies infinite in float32, and every logit NaN."""
 
 
 def _check_rope_numbers(rope_type: str, numbers: Mapping[str, Any], original: int | None) -> None:

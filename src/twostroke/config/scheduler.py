@@ -14,52 +14,51 @@ Batching = Literal["continuous", "static"]
 Mixing = Literal["mixed", "prefill_first"]
 
 MAX_PER_STEP = 1 << 24
-"""Tokens or requests; more in one step is a slip of the keyboard."""
+"""Most tokens or requests per step; a larger setting is a typing error."""
 
 MAX_AGEING_S = 1e6
-"""Beyond, priority x ageing_s leaves no digits for the time of arrival beside it."""
+"""Upper limit of ageing_s: beyond it, priority x ageing_s leaves float64 no digits for the time of arrival."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Who runs in a step, and how much of them."""
+    """Settings that decide which requests run in a step, and with how many tokens."""
 
     max_num_batched_tokens: int = 512
     """Token budget of a step, shared by prefill chunks and decodes."""
     max_num_seqs: int = 64
-    """Most requests running at once."""
+    """Most running requests."""
     policy: Policy = "fcfs"
-    """Order of the queue: first come first served, by priority (lower value first) with ageing, or fair among tenants:
-    who was served least goes first."""
+    """Order of the queue: first come first served, by priority (lower value first) with ageing, or fair among tenants,
+    where the tenant served least goes first."""
     ageing_s: float = 10.0
-    """Under the priority policy one level of priority is worth this many seconds of waiting."""
+    """Seconds of waiting that are worth one level of priority under the priority policy."""
     itl_slo: str | float | None = None
-    """Limit of the time between two tokens of a request, such as 50ms: each step takes as many prompt tokens as keep it
-    (99 of 100 steps), by the model of step times that `calibrate` fitted, or else by the machine's limits. Default: no
-    limit but max_num_batched_tokens."""
+    """Limit of the time between two tokens of a request, such as 50ms. Each step takes as many prompt tokens as fit
+    into it (in 99 of 100 steps), by the step times that `calibrate` fitted, or else by the machine's limits. Default:
+    no limit but max_num_batched_tokens."""
     ttft_slo: str | float | None = None
-    """Limit of the time to the first token, such as 300ms. A prompt that cannot keep it gives way to those that can,
-    within a bound; /metrics counts the requests that kept it. Without itl_slo, steps take no more prompt tokens than
-    keep it. Default: no limit."""
+    """Limit of the time to the first token, such as 300ms. A prompt that cannot meet it gives way to those that can,
+    within a bound; /metrics counts the requests that met it. Without itl_slo, steps take only as many prompt tokens as
+    meet it. Default: no limit."""
     flex_slowdown: float = 0.08
-    """Requests of service tier "flex" take what the others leave: they may make a step of the others longer by this
-    share, and the wait of one that comes in the middle of theirs."""
+    """Share by which requests of service tier "flex" may make a step of other requests longer, and the wait of a
+    request that arrives during one of their steps."""
     fair_prompt_weight: float = 1.0
-    """Under the fair policy, what a computed prompt token counts."""
+    """Weight of a computed prompt token under the fair policy."""
     fair_output_weight: float = 2.0
-    """The same for an output token."""
+    """Weight of an output token under the fair policy."""
     enable_chunked_prefill: bool = True
     """Baseline switch: False computes each prompt in one step, over the budget when it must."""
     async_scheduling: bool | None = None
-    """Decide and launch a step while the one before it runs; the device hands the tokens on to itself. Default: on a
-    GPU, where nothing speaks against it. On a CPU, which computes while it is asked, tokens only come a step later."""
+    """Schedule and launch a step while the previous one runs; sampled tokens stay on the device. Default: on a GPU,
+    unless another setting excludes it. On a CPU it only delays tokens by a step."""
     batching: Batching = "continuous"
-    """Baseline switch: 'static' admits a batch only when the last one has ended as a whole."""
+    """Baseline switch: 'static' admits a batch only after the last one has ended completely."""
     mixing: Mixing = "mixed"
-    """Baseline switch: 'prefill_first' never puts both strokes into one pass; prompts go before decodes."""
+    """Baseline switch: 'prefill_first' never mixes prefill and decode in one step; prompts go before decodes."""
 
     def __post_init__(self) -> None:
-        """Checks types and ranges."""
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             whole_number(name, getattr(self, name), 1, MAX_PER_STEP)
         for name, allowed in (("policy", Policy), ("batching", Batching), ("mixing", Mixing)):
@@ -76,26 +75,26 @@ class SchedulerConfig:
 
     @property
     def itl_slo_s(self) -> float | None:
-        """In seconds."""
+        """itl_slo in seconds; None: no limit."""
         return None if self.itl_slo is None else seconds("itl_slo", self.itl_slo)
 
     @property
     def ttft_slo_s(self) -> float | None:
-        """In seconds."""
+        """ttft_slo in seconds; None: no limit."""
         return None if self.ttft_slo is None else seconds("ttft_slo", self.ttft_slo)
 
     @property
     def serves_background(self) -> bool:
-        """Whether work can be put beside other work, a little at a time."""
+        """Whether background work can run together with foreground work, a little per step."""
         return self.enable_chunked_prefill and self.batching == "continuous" and self.mixing == "mixed"
 
     @property
     def has_slo(self) -> bool:
-        """Whether steps go by a limit of time."""
+        """Whether a time limit bounds the steps."""
         return self.itl_slo is not None or self.ttft_slo is not None
 
     def _check_slos(self) -> None:
-        """Times, and what has to be on for them to mean something."""
+        """Check the time limits, and the settings that they need."""
         for name, value in (("itl_slo", self.itl_slo_s), ("ttft_slo", self.ttft_slo_s)):
             if value is not None and not (self.enable_chunked_prefill and self.mixing == "mixed"):
                 limit = "needs chunked prefill, mixed with decodes"

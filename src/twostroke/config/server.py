@@ -1,4 +1,4 @@
-"""Settings of the server: where it listens, who may ask, and how much."""
+"""Settings of the server: its address, access control and limits."""
 
 from __future__ import annotations
 
@@ -24,92 +24,93 @@ class ServerConfig:
     """The HTTP side of `twostroke serve`."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; only this machine unless told otherwise."""
+    """Address to listen on; by default only this machine can connect."""
     port: int = 8000
     """Port to listen on; 0 takes a free one, which is printed."""
     served_model_name: tuple[str, ...] = ()
-    """Names that clients may call the model by, the first in answers; default: as MODEL was given."""
+    """Names that clients may use for the model; responses carry the first. Default: MODEL as it was given."""
     api_key: tuple[str, ...] = ()
-    """Keys of which one is needed for every route but liveness; without any, everybody may ask. NAME:SECRET names the
-    tenant; the fair queue, quotas and the prefix cache tell tenants apart."""
+    """API keys, one of which every route but liveness requires; without any, access is open. NAME:SECRET names the
+    tenant; the fair queue, quotas and the prefix cache are per tenant."""
     admin_api_key: str | None = None
-    """Key for administration. Without one it is for this machine only, and for nobody where keys are set."""
+    """Key for administration. Without one, only this machine may administer, or no one if API keys are set."""
     api_key_file: Path | None = None
-    """A file of further keys as --api-key takes them, one a line; lines that begin with # are comments. Everybody on
-    this machine can read the command line, and only some a file."""
+    """File of further keys in the format of --api-key, one per line; lines that begin with # are comments. Unlike a
+    file, the command line is visible to every user of this machine."""
     admin_api_key_file: Path | None = None
-    """A file whose one line that is no comment is the key for administration."""
+    """File with the key for administration, as its only line that is no comment."""
     chat_template: Path | None = None
     """A Jinja file instead of the model's own chat template."""
     tool_call_parser: str | None = None
-    """How the model writes tool calls; without it a chat with tools is refused."""
+    """Format in which the model writes tool calls; without it a chat with tools is refused."""
     reasoning_parser: str | None = None
-    """How the model marks its reasoning; without it the reasoning is part of the answer."""
+    """Format in which the model marks its reasoning; without it the reasoning is part of the answer."""
     cors_origins: tuple[str, ...] = ()
-    """Web pages of these origins may call the server; '*' lets all."""
+    """Origins of web pages that may call the server; '*' allows all."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names by which the server may be asked, beside localhost and --host: api.example.com, *.example.com for
-    all in a domain, '*' for any. With --host 0.0.0.0 addresses and private names are right as well."""
+    """Further host names that requests may address, besides localhost and --host: api.example.com, *.example.com for a
+    whole domain, '*' for any. With --host 0.0.0.0, addresses and private names are allowed as well."""
     lab: bool = False
-    """Offer the switchboard on the page, to the administrator: experiments in processes of their own, which take
-    processor time from the model that is served."""
+    """Offer experiments on the page, to the administrator. They run in their own processes and take processor time from
+    the served model."""
     live_text: bool = False
-    """Keep the prompts of the flight recorder's minutes in memory: the page, and GET /v1/requests/ID/prompt, show them
-    to their own tenant and to the administrator. Without, nobody's text is kept."""
+    """Keep the prompts of the flight recorder's minutes in memory. The page and GET /v1/requests/ID/prompt show them
+    to their own tenant and to the administrator. Without it, no text is kept."""
     strict: bool = False
-    """Refuse requests with fields that nobody here knows, instead of naming them in a header."""
+    """Refuse requests with unknown fields, instead of naming these in a header."""
     ssl_certfile: Path | None = None
-    """Certificate, for TLS."""
+    """Certificate for TLS."""
     ssl_keyfile: Path | None = None
-    """Its private key."""
+    """Private key of the certificate."""
     stall_timeout_s: float = 30.0
-    """With work queued and no step for so long, /health says that the engine stalls."""
+    """Seconds without a step, with work queued, after which /health reports that the engine stalls."""
     drain_timeout_s: float = 30.0
-    """On SIGTERM, running requests have so long to end."""
+    """Seconds that running requests have to finish after SIGTERM."""
     max_connections: int = 4096
-    """Most connections; one more is answered 503 and closed."""
+    """Most connections; a further one is answered 503 and closed."""
     head_timeout_s: float = 20.0
-    """From the connection, or the first byte of a later request, its headers have so long to come (then 408)."""
+    """Seconds for the headers to arrive, from the connection or the first byte of a later request (then 408)."""
     body_timeout_s: float = 30.0
-    """From its headers the body of a request has so long to come (then 408)."""
+    """Seconds for the body of a request to arrive, after its headers (then 408)."""
     answer_timeout_s: float = 60.0
-    """An answer whose reader takes less than 16 KiB of it in so long, with more to come, is ended as if it had left."""
+    """Seconds in which a client must read 16 KiB of an answer with more to come; a slower one counts as
+    disconnected."""
     max_body_bytes: int = 4 * 2**20
     """Longest request body, in bytes or such as 4MiB."""
     max_unfinished_body_bytes: int = 64 * 2**20
     """Most bytes of all bodies that have not arrived completely, and at least max_body_bytes. Beyond it the oldest
-    large one is given up (503)."""
+    large one is dropped (503)."""
     metrics_compat: tuple[MetricsNames, ...] = ()
-    """Serve the metrics under these servers' names, too, for dashboards that people have."""
+    """Other servers' names to serve the metrics under as well, for existing dashboards."""
     otlp_traces_endpoint: str | None = None
-    """URL that takes a trace of each request by OTLP over HTTP: http://localhost:4318. A path /v1/traces may follow."""
+    """URL that receives a trace of each request by OTLP over HTTP: http://localhost:4318. A path /v1/traces may
+    follow."""
     flight_recorder_minutes: float = 5.0
-    """How much of the engine's past is kept, for timelines and for dumps."""
+    """Minutes of the engine's past to keep, for timelines and for dumps."""
     flight_recorder_dir: Path | None = None
-    """Folder for the dumps that a stall or a crash leaves; default: the system's for temporary files."""
+    """Folder for the dumps of a stall or a crash; default: the system's folder for temporary files."""
     tokens_per_minute: int | None = None
-    """Tokens, of prompts and outputs, that a tenant may use in a minute. A request is let in while any are left, and
-    runs to its end; what that takes beyond has to flow in again before the next is let in (429)."""
+    """Tokens, of prompts and outputs, that a tenant may use per minute. A request is admitted while any are left, and
+    runs to its end; tokens used beyond the quota must be regained before the next one is admitted (429)."""
     share_prefix_cache: bool = False
-    """Let tenants use each other's cached prefixes: faster, and the time to a first token tells what others asked."""
+    """Let tenants use each other's cached prefixes: faster, but the time to a first token reveals what others asked."""
     max_queued_requests: int = 1024
     """Most sequences that wait to run; with more, requests are refused (503). A request counts n times its prompts."""
     max_queued_tokens: int = 2**20
-    """The same for the tokens of their prompts."""
+    """Most prompt tokens of sequences that wait to run; with more, requests are refused (503)."""
     max_queue_wait_s: float = 60.0
-    """A request that would wait longer to run is refused (503, with Retry-After); one that does wait longer is ended.
-    The header x-request-timeout shortens it."""
+    """Longest wait to run, in seconds. A request expected to wait longer is refused (503, with Retry-After); one that
+    does wait longer is ended. The header x-request-timeout shortens it."""
     default_max_tokens: int | None = None
-    """Output tokens of a chat or response whose request sets no limit; default: what the context leaves. (A completion
-    has 16, as OpenAI's.)"""
+    """Output tokens of a chat or response whose request sets no limit; default: the rest of the context. (A completion
+    has 16, as with OpenAI.)"""
     max_answer_bytes: int = 64 * 2**20
-    """Largest answer, estimated from tokens and log-probabilities asked for."""
+    """Largest answer, estimated from the requested tokens and log-probabilities."""
     max_parameter_items: int = 32768
-    """Most entries of logit_bias, allowed_token_ids and stop_token_ids of a request, and characters of all its stop
-    strings and bad words, together."""
+    """Most entries of logit_bias, allowed_token_ids and stop_token_ids of a request, plus characters of all its stop
+    strings and bad words."""
 
     def __post_init__(self) -> None:
-        """Checks types and ranges."""
         read_sizes(self, "max_body_bytes", "max_answer_bytes")
         text("host", self.host)
         whole_number("port", self.port, 0, MAX_PORT)
@@ -147,7 +148,7 @@ class ServerConfig:
             return
         text("admin_api_key", self.admin_api_key)
         if self.admin_api_key_file is not None:
-            limit = "is given beside admin_api_key"
+            limit = "cannot be given beside admin_api_key"
             raise InvalidParameter("admin_api_key_file", str(self.admin_api_key_file), limit, "Give one of the two.")
 
     def _check_addresses(self) -> None:

@@ -1,8 +1,8 @@
 """Numbers as people write them: 4GiB of memory, a context of 32k tokens, 1_000_000.
 
-Units of bytes are what they are elsewhere: kB, MB, GB, TB of 1000 and KiB, MiB, GiB, TiB of 1024. A letter alone is
-vLLM's: k, m, g, t of 1000 and K, M, G, T of 1024. Numbers of tokens take the letters. A comma stands between thousands
-and nowhere else: 1,5GB is refused, since it is 1.5 GB to some people.
+Units of bytes are the usual ones: kB, MB, GB, TB of 1000 and KiB, MiB, GiB, TiB of 1024. A single letter is vLLM's
+unit: k, m, g, t of 1000 and K, M, G, T of 1024. Numbers of tokens take the letters. A comma separates thousands
+and nothing else: 1,5GB is refused, since some readers take it for 1.5 GB.
 
 Times are written 50ms, 0.3s, 2m.
 """
@@ -16,20 +16,20 @@ from twostroke.config.checks import number
 from twostroke.errors import InvalidParameter
 
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,12}|[0-9][0-9_]{0,40})?"
-"""Longer ones are no sizes; of thousands of digits Python makes no number."""
+"""Longer ones are no sizes; Python refuses to parse integers of thousands of digits."""
 _WRITTEN = re.compile(rf"\s*\+?({_INTEGER}(?:\.[0-9]{{0,40}})?(?:[eE]\+?[0-9]{{1,2}})?)\s*([A-Za-z]*)\s*")
 _POWERS = {letter: power for power, letter in enumerate("kmgtp", start=1)}
 _BYTE_WORDS = ("", "b", "byte", "bytes")
 
 
 def byte_count(name: str, given: str) -> int:
-    """Return a number of bytes that was written with or without a unit.
+    """Return a number of bytes, written with or without a unit.
 
     >>> [byte_count("memory", text) for text in ("4096", "1GB", "1 GiB", "1G", "1g", "1.5kB")]
     [4096, 1000000000, 1073741824, 1073741824, 1000000000, 1500]
 
     Raises:
-        InvalidParameter: it is none.
+        InvalidParameter: it is no number of bytes.
     """
     found = _WRITTEN.fullmatch(given)
     factor = None if found is None else _byte_factor(found[2])
@@ -46,7 +46,7 @@ def count(name: str, given: str) -> int:
     [4096, 32000, 32768, 1500, 1000, 1000, 1000]
 
     Raises:
-        InvalidParameter: it is none.
+        InvalidParameter: it is no whole number.
     """
     found = _WRITTEN.fullmatch(given)
     factor = None if found is None or len(found[2]) > 1 else _letter_factor(found[2])
@@ -56,7 +56,7 @@ def count(name: str, given: str) -> int:
 
 
 def read_sizes(config: object, *names: str) -> None:
-    """Replace texts such as "4GiB" by numbers of bytes, in these fields of a frozen dataclass.
+    """Replace strings such as "4GiB" by numbers of bytes, in these fields of a frozen dataclass.
 
     Raises:
         InvalidParameter: one of them is no size.
@@ -87,7 +87,7 @@ def _letter_factor(letter: str) -> int | None:
 
 
 def _whole(digits: str, factor: int) -> int | None:
-    """Return so many; of a size with a unit, the bytes that are whole."""
+    """Return the number times its unit, rounded down to whole bytes; None for a fraction without a unit."""
     plain = digits.replace("_", "").replace(",", "")
     if not any(character.isdigit() for character in plain.lower().partition("e")[0]):
         return None
@@ -102,10 +102,10 @@ _WRITTEN_TIME = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-z]*)\s*", 
 
 
 def seconds(name: str, given: object, *, most_s: float = 3600.0) -> float:
-    """A time in seconds: a number is seconds, a text has a unit.
+    """Return a time in seconds; a number is in seconds, a string has a unit.
 
     Raises:
-        InvalidParameter: a text without a unit, or what is no time, or not more than 0 and at most `most_s`.
+        InvalidParameter: a string has no unit, or the value is no time, or not more than 0 and at most `most_s`.
 
     >>> seconds("itl_slo", "50ms"), seconds("itl_slo", 0.05), seconds("ttft_slo", "1.5 s")
     (0.05, 0.05, 1.5)

@@ -25,11 +25,11 @@ _IN_GROUPS = ExpertTraits(
     dense_layers="first",
     shared="number",
 )
-"""The experts of GLM 4.5 and dots.llm1."""
+"""Experts of GLM 4.5 and dots.llm1."""
 
 
 def _of_minimax_m2(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Published configs say in `rotary_dim` how much of a head is rotated."""
+    """Return the rotated share of a head, which published configs give as `rotary_dim`."""
     if given.get("rotary_dim") is None or given.get("partial_rotary_factor") is not None:
         return {}
     head_dim = count(given, "head_dim")
@@ -37,13 +37,14 @@ def _of_minimax_m2(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_dots1(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Windows are in use whatever `use_sliding_window` says."""
+    """Return the key that enables windows, which the architecture has regardless of `use_sliding_window`."""
     del given
     return {"use_sliding_window": True}
 
 
 def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Published configs say numbers of experts for each layer. `alpha` raises theta and nothing else."""
+    """Return single values for the keys that published configs give per layer; apply `alpha`, which only raises
+    theta."""
     found: dict[str, Any] = {key: _of_all_layers(given, key) for key in ("num_experts", "moe_topk")}
     if given.get("shared_expert_intermediate_size") is None:
         found["shared_expert_intermediate_size"] = given.get("intermediate_size")
@@ -63,7 +64,7 @@ def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_all_layers(given: Mapping[str, Any], key: str) -> object:
-    """Return a number that may be given as a list by layer."""
+    """Return a number that the config may give as a list by layer."""
     value = given.get(key)
     if not isinstance(value, list):
         return value

@@ -1,4 +1,4 @@
-"""Settings of speculative decoding: vLLM's `speculative_config`, as far as it goes here."""
+"""Settings of speculative decoding: the supported part of vLLM's `speculative_config`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Method = Literal["ngram", "draft_model", "early_exit", "medusa", "eagle"]
 
 AUTO = "auto"
 MAX_DRAFTS = 64
-"""Tokens drafted at once; far beyond what pays."""
+"""Most draft tokens per step; far beyond what pays off."""
 MAX_AUTO_DRAFTS = 8
-"""What is measured before it is used goes no further."""
+"""Most draft tokens per step with "auto", which measures lengths before it uses them."""
 MAX_ENDING = 64
 
 _OF_METHOD: Mapping[Method, frozenset[str]] = {
@@ -25,33 +25,33 @@ _OF_METHOD: Mapping[Method, frozenset[str]] = {
     "medusa": frozenset({"model"}),
     "eagle": frozenset({"model"}),
 }
-"""Fields that a method has beside those of all."""
+"""Fields that each method has in addition to the common ones."""
 _OF_ALL = frozenset({"method", "num_speculative_tokens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Who drafts, and how much. Whatever it is, the tokens are the same; only their time changes."""
+    """Method and length of drafting. They change only the time of tokens, not the tokens."""
 
     method: Method
-    """`ngram`: what followed the last tokens when they stood in the text before. `draft_model`: a smaller model with
+    """`ngram`: the tokens that followed an earlier occurrence of the last tokens. `draft_model`: a smaller model with
     the same vocabulary. `early_exit`: the model's own first layers, with its norm and head. `medusa`: heads that
-    guess several tokens from one hidden state. `eagle`: an EAGLE-3 head, a layer over the model's hidden states."""
+    predict several tokens from one hidden state. `eagle`: an EAGLE-3 head, a layer over the model's hidden states."""
     num_speculative_tokens: int | Literal["auto"] = AUTO
-    """Tokens drafted at once; "auto" drafts where it pays, by what is measured while serving. Of medusa, more than
-    there are heads make branches: other ways on, verified beside the first."""
+    """Draft tokens per step; "auto" drafts if measurements while serving show that it pays off. With medusa, more
+    tokens than heads make branches: alternatives that are verified along with the first."""
     model: str | None = None
-    """Of draft_model: a folder, a GGUF file or a hub id; of medusa and eagle: a folder or a hub id. None takes what
-    comes with the embedded model."""
+    """For draft_model: a folder, a GGUF file or a hub id; for medusa and eagle: a folder or a hub id. None takes the
+    drafter that comes with the embedded model."""
     exit_layer: int | None = None
-    """Of early_exit: how many layers draft; None takes the first that the model was trained to exit after."""
+    """For early_exit: number of layers that draft; None takes the first exit that the model was trained for."""
     prompt_lookup_max: int | None = None
-    """Of ngram: tokens of the ending that is looked for, at most; 5 by default."""
+    """For ngram: most tokens at the end of the text to look up; 5 by default."""
     prompt_lookup_min: int | None = None
-    """And at least: a shorter match is taken for chance; 2 by default."""
+    """For ngram: fewest tokens to look up, since a shorter match is taken for chance; 2 by default."""
 
     def __post_init__(self) -> None:
-        """Checks types and ranges, and that every field given is one of the method's."""
+        """Check types and ranges, and that every field given belongs to the method."""
         one_of("speculative_config.method", self.method, get_args(Method))
         if self.num_speculative_tokens != AUTO:
             name, limit = "speculative_config.num_speculative_tokens", f'a whole number, 1 to {MAX_DRAFTS}, or "{AUTO}"'
@@ -63,7 +63,7 @@ class SpeculativeConfig:
                 meant = " and ".join(repr(method) for method, names in _OF_METHOD.items() if field.name in names)
                 remedy = f"It is for method {meant}; leave it out."
                 raise InvalidParameter(
-                    f"speculative_config.{field.name}", value, f"is nothing that {self.method!r} knows", remedy
+                    f"speculative_config.{field.name}", value, f"is no field of method {self.method!r}", remedy
                 )
         if self.model is not None:
             text("speculative_config.model", self.model)
@@ -77,13 +77,13 @@ class SpeculativeConfig:
 
     @property
     def lookup_lengths(self) -> tuple[int, int]:
-        """Of ngram: tokens of the ending that is looked for, at least and at most; one given bounds the other."""
+        """For ngram: fewest and most tokens at the end of the text to look up; if one is given, it bounds the other."""
         most = self.prompt_lookup_max or max(5, self.prompt_lookup_min or 0)
         return self.prompt_lookup_min or min(2, most), most
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> SpeculativeConfig:
-        """Of an object like vLLM's.
+        """Read an object like vLLM's `speculative_config`.
 
         Raises:
             InvalidParameter: a field is missing, or its value is out of range.
@@ -92,7 +92,7 @@ class SpeculativeConfig:
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
-                raise UnknownParameter(str(name), known, "speculative_config")  # Python takes any key
+                raise UnknownParameter(str(name), known, "speculative_config")  # a Python mapping may have any key
         if "method" not in given:
             names = ", ".join(map(repr, get_args(Method)))
             raise InvalidParameter("speculative_config", dict(given), f"needs a method: {names}")

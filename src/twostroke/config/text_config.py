@@ -1,4 +1,4 @@
-"""The text model of a checkpoint that reads images too: its config.json has the text model's under `text_config`."""
+"""Text model of a checkpoint that also reads images: its config.json is under `text_config`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
     "Qwen3VLMoeForConditionalGeneration": {"qwen3_vl_moe_text": "Qwen3MoeForCausalLM"},
     "Glm4vMoeForConditionalGeneration": {"glm4v_moe_text": "Glm4MoeForCausalLM"},
 }
-"""By the architecture of the whole and the text model's `model_type`: the architecture of the text model. The first is
-that of a config without a `model_type`."""
+"""Architecture of the text model, by the architecture of the whole and the text model's `model_type`. The first
+`model_type` is also used for a config without one."""
 _TIED = ("Gemma3ForConditionalGeneration", "Gemma4ForConditionalGeneration", "Mistral3ForConditionalGeneration")
-"""Wholes whose head is tied to the embedding where they do not say so."""
+"""Whole models whose head is tied to the embedding unless the config denies it."""
 _MISTRAL: Mapping[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -89,23 +89,23 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "attention_bias": True,
     },
 }
-"""By the text model's `model_type`: values of absent keys, where they differ from those of its architecture or where
-that has none. Published checkpoints with images leave out of `text_config` what is transformers' default."""
+"""Values of absent keys by the text model's `model_type`, if its architecture has others or none. Published
+checkpoints with images leave transformers' defaults out of `text_config`."""
 _OF_THE_WHOLE = ("quantization_config", "compression_config", "dtype", "torch_dtype", "tie_word_embeddings")
-"""Keys that stand beside `text_config` and concern the text model, where that does not have them."""
+"""Keys next to `text_config` that apply to the text model unless it has its own."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text model's config; the same one where the model is of text alone.
+    """Return the text model's config; the given one if the model is for text only.
 
     Raises:
         CorruptCheckpoint: `text_config` is no object.
-        UnsupportedModel: a text model that is not implemented.
+        UnsupportedModel: the text model is not implemented.
     """
     names = [name for name in list_of(config, "architectures") if isinstance(name, str) and name in TEXT_MODELS]
     if not names:
         return config
-    # older checkpoints have the text model's keys beside those of the images
+    # older checkpoints have the text model's keys next to those of the image model
     text = {**(mapping(config, "text_config") or config)}
     text |= {key: config[key] for key in _OF_THE_WHOLE if key in config and text.get(key) is None}
     known = TEXT_MODELS[names[0]]
@@ -119,26 +119,26 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unread_text_config(config: Mapping[str, Any], architecture: str) -> str:
-    """Return what to say of a `text_config` that a model of text does not read; empty where there is none.
+    """Return a note about a `text_config` that a text model does not read; empty if there is none.
 
     >>> unread_text_config({"text_config": {"num_hidden_layers": 2}}, "LlamaForCausalLM")
-    'text_config is not read, since LlamaForCausalLM is of text alone'
+    'text_config is not read, since LlamaForCausalLM is text-only'
     """
     if architecture in TEXT_MODELS or not config.get("text_config"):
         return ""
     whole = next((name for name, kinds in TEXT_MODELS.items() if architecture in kinds.values()), None)
     meant = "" if whole is None else f"; with images it is {whole}"
-    return f"text_config is not read, since {architecture} is of text alone{meant}"
+    return f"text_config is not read, since {architecture} is text-only{meant}"
 
 
 def tied_by_the_whole(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the text model's config with a tied head if the whole's says so; None: it does not, or there is no whole.
+    """Return the text model's config with a tied head if the whole model's config ties it; None otherwise.
 
-    It says so of published checkpoints, too, that store a head of its own, as the text model's says.
+    Some published checkpoints are tied by this and still store a separate head, as the text model's config says.
 
     Raises:
-        CorruptCheckpoint: a switch that is neither true nor false, or what `text_config` refuses.
-        UnsupportedModel: a text model that is not implemented.
+        CorruptCheckpoint: a switch is neither true nor false, or `text_config` raises.
+        UnsupportedModel: the text model is not implemented.
     """
     text = text_config(config)
     if text is config:

@@ -1,20 +1,20 @@
-"""The fixed pool of KV blocks: who is free, who is used, and which content can be found again.
+"""The fixed pool of KV blocks: free blocks, used blocks, and cached content that can be found again.
 
 A block is in one of three states, or has been taken out of use, and at any time
 `num_free + num_cached + num_used + num_quarantined == num_blocks`:
 
-                 allocate                      free, content has a name
+                 allocate                      free, content is hashed
       FREE ─────────────────────► USED ─────────────────────────────────► CACHED
         ▲                          │ ▲                                     │   │
         └──────────────────────────┘ └─────────────────────────────────────┘   │
-          free, content has no name       share (somebody's prefix hits it)    │
+          free, content is not hashed      share (a request's prefix hits it)  │
         ▲                                                                      │
         └───────────── allocate, when nothing is FREE: the oldest is evicted ──┘
 
-Used blocks have references, one per block table they stand in. Cached blocks have none and keep their content until
-somebody needs the memory: free ones are taken first, then the cached one that was given back longest ago.
+Used blocks have references, one per block table that contains them. Cached blocks have none and keep their content
+until the memory is needed: free blocks are taken first, then the cached block that was freed longest ago.
 
-The blocks of one request, one row per KV group.
+`BlockTable` has the blocks of one request, one row per KV group.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ BlockKey = tuple[int, bytes]
 
 
 class BlockPool:
-    """Reference counts, free list and content names of `num_blocks` blocks; every operation is O(1) per block."""
+    """Reference counts, free list and content hashes of `num_blocks` blocks; every operation is O(1) per block."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0, f"num_blocks={num_blocks}"
         self.num_blocks = num_blocks
         self.on_evict: Callable[[BlockKey, int], object] | None = None
-        """Hears of each cached block whose content has to go, and its name, before the block is given on."""
+        """Called with the key and id of each cached block that is evicted, before the block is reused."""
         self._ref_counts = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; which free block one gets does not matter
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack; any free block will do
         self._evictable: OrderedDict[int, None] = OrderedDict()  # cached; the first is evicted first
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._block_ids: dict[BlockKey, int] = {}
         self._quarantined: set[int] = set()
-        self._evicted: OrderedDict[BlockKey, None] = OrderedDict()  # names of what was evicted last, oldest first
+        self._evicted: OrderedDict[BlockKey, None] = OrderedDict()  # keys of the latest evictions, oldest first
         self.num_evicted = 0
-        """Cached blocks whose content had to go, so far."""
+        """Cached blocks evicted so far."""
 
     @property
     def num_free(self) -> int:
@@ -51,17 +51,17 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody refers to and whose content can still be found."""
+        """Blocks without references whose content can still be found."""
         return len(self._evictable)
 
     @property
     def num_used(self) -> int:
-        """Blocks that stand in at least one block table."""
+        """Blocks in at least one block table."""
         return self.num_blocks - len(self._free) - self.num_cached - len(self._quarantined)
 
     @property
     def num_quarantined(self) -> int:
-        """Blocks that lost what they held once, and are never allocated again."""
+        """Blocks that were found corrupt and are never allocated again."""
         return len(self._quarantined)
 
     @property
@@ -70,11 +70,11 @@ class BlockPool:
         return len(self._free) + self.num_cached
 
     def ref_count(self, block_id: int) -> int:
-        """Block tables that the block stands in."""
+        """Return the number of block tables that contain the block."""
         return self._ref_counts[block_id]
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Takes blocks, each with one reference; cached content is forgotten where it has to be."""
+        """Allocate blocks, each with one reference; evict cached content if necessary."""
         assert num_blocks <= self.num_free_blocks, f"{num_blocks} asked, {self.num_free_blocks} can be had"
         block_ids = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         for block_id in block_ids:
@@ -82,14 +82,14 @@ class BlockPool:
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Adds a reference to blocks that were found by `find`; cached ones become used."""
+        """Add a reference to blocks that were found by `find`; cached ones become used."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 del self._evictable[block_id]
             self._ref_counts[block_id] += 1
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Drops one reference each. Of those nobody refers to any more, the first given is evicted first.
+        """Drop one reference of each block. Among those without references left, the first given is evicted first.
 
         A request gives its blocks tail first: a prefix without its tail is still a prefix, a tail without its head
         can never be found.
@@ -104,13 +104,13 @@ class BlockPool:
                     self._evictable[block_id] = None
 
     def find(self, group_id: int, block_hash: bytes) -> int | None:
-        """The block that holds this content for this group."""
+        """Return the block that holds this content for this group."""
         return self._block_ids.get((group_id, block_hash))
 
     def name(self, block_id: int, group_id: int, block_hash: bytes) -> None:
-        """Makes the content of a used block findable.
+        """Make the content of a used block findable by its hash.
 
-        When two requests computed the same prefix side by side, the first one named stays the one that is found; the
+        If two requests compute the same prefix at the same time, the block named first is the one that is found; the
         other is an ordinary block and becomes free with its request.
         """
         assert self._ref_counts[block_id] > 0, f"block {block_id} is named while nobody uses it"
@@ -123,18 +123,18 @@ class BlockPool:
             self._evicted.pop(key, None)
 
     def was_evicted(self, group_id: int, block_hash: bytes) -> bool:
-        """Whether this content was here and had to go, as far as remembered: the last `num_blocks` evictions.
+        """Return whether this content was evicted, as far as remembered: the last `num_blocks` evictions.
 
-        It decides nothing; it tells people why a prefix was not found. (A list of names without content is what ARC
-        calls a ghost list: Megiddo and Modha, FAST 2003.)
+        It affects no decision; it explains to users why a prefix was not found. (A list of keys without content is what
+        ARC calls a ghost list: Megiddo and Modha, FAST 2003.)
         """
         return (group_id, block_hash) in self._evicted
 
     def forget_names(self) -> int:
-        """Nothing can be found any more: cached blocks become free, used ones stay their holders'.
+        """Forget all content: cached blocks become free, used ones stay their holders'.
 
         Returns:
-            How many names there were.
+            The number of forgotten keys.
         """
         num_names = len(self._block_ids)
         self._block_ids.clear()
@@ -144,7 +144,7 @@ class BlockPool:
         return num_names
 
     def quarantine(self, block_id: int) -> None:
-        """Takes a block that nobody refers to out of use, for good."""
+        """Take a block without references out of use permanently."""
         assert self._ref_counts[block_id] == 0, f"block {block_id} is in use and quarantined"
         assert block_id not in self._quarantined, f"block {block_id} is quarantined twice"
         key = self._keys[block_id]
@@ -170,7 +170,7 @@ class BlockPool:
         return block_id
 
     def check_invariants(self) -> None:
-        """Every block is free, cached, used or quarantined, never two of them; names and blocks point at each other."""
+        """Check that every block is in exactly one state, and that keys and blocks point at each other."""
         free, cached, quarantined = set(self._free), set(self._evictable), self._quarantined
         assert len(free) == len(self._free), "a block is in the free list twice"
         assert not free & cached, f"free and cached at once: {sorted(free & cached)}"
@@ -191,18 +191,18 @@ class BlockPool:
 
 
 NO_BLOCK = 0
-"""Stands in entries that left the window. It is a valid id, so a kernel that gathers before it masks stays in bounds;
-no query sees what it finds there."""
+"""Block id in entries that left the window. It is a valid id, so a kernel that gathers before it masks stays in
+bounds; no query sees its content."""
 
 
 class BlockTable:
-    """Which block holds which tokens of a request.
+    """Map from a request's tokens to blocks, one row per KV group.
 
     ```
     full group     [ 17            ] [  4            ] [ 30            ]   first_held 0
-    window group   [  · ] [  · ] [  9 ] [ 22 ] [  6 ] [ 13 ]               first_held 2: entries 0 and 1 were given back
+    window group   [  · ] [  · ] [  9 ] [ 22 ] [  6 ] [ 13 ]               first_held 2: entries 0 and 1 were freed
                    0 .................................... num_slots tokens have room in all rows
-                   0 ........................... num_tokens have been given a place
+                   0 ........................... num_tokens have a slot
     ```
     """
 
@@ -212,14 +212,14 @@ class BlockTable:
         self.rows = rows
         self.first_held = first_held
         self.block_tokens = block_tokens
-        """Per row, tokens of a block."""
+        """Tokens of a block, per row."""
         self.num_tokens = 0
         self.num_reported = [0] * len(rows)
-        """Per row, entries that the runner has been told of."""
+        """Entries that the runner knows, per row."""
         self.num_named = 0
-        """Tokens of whole pages whose blocks, as far as they are full, went into the prefix cache or came from it."""
+        """Tokens of whole pages whose full blocks went into the prefix cache or came from it."""
         self.num_promised = 0
-        """Blocks that admission set aside for computing everything known then."""
+        """Blocks that admission reserved to compute everything known then."""
 
     @property
     def num_slots(self) -> int:
@@ -232,7 +232,7 @@ class BlockTable:
         return sum(len(row) - first for row, first in zip(self.rows, self.first_held, strict=True))
 
     def tail_first(self, num_tokens: int = 0) -> list[int]:
-        """Held blocks that begin at token `num_tokens` or later, the last one first, all groups side by side."""
+        """Return held blocks that begin at token `num_tokens` or later, last one first, with the groups interleaved."""
         if len(self.rows) == 1:
             first = max(self.first_held[0], -(-num_tokens // self.block_tokens[0]))
             return self.rows[0][first:][::-1]

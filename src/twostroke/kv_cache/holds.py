@@ -1,18 +1,18 @@
-"""Blocks that are held for a hand-over between two pools, by nobody who runs.
+"""Blocks that are held for a hand-over between two pools, without a running request.
 
-A request that is computed in one process and goes on in another leaves its blocks on loan, until they have been
-fetched. There, blocks are taken for what comes, before the request runs:
+A request that is computed in one process and continues in another leaves its blocks on loan until they have been
+fetched. The other process allocates blocks for them before the request runs:
 
 ```
 process that prefills                                 process that decodes
-  request ──ends──► loan: its full blocks               import: cached prefix + new blocks, nameless
-                      │      ─────── bytes ───────►       │ complete: they get their names
+  request ──ends──► loan: its full blocks               import: cached prefix + new blocks, not hashed yet
+                      │      ─────── bytes ───────►       │ complete: they get their hashes
                       ▼                                   ▼
                     over: ordinary cached blocks        over: ordinary cached blocks, which the request finds
 ```
 
-Both are a block table without a request. What is held cannot be taken from its holder, so it is bounded: beside it
-the longest request always has room (scheduler/kv_handover.py), so whoever runs alone never waits for a holder.
+Both are a block table without a request. Held blocks cannot be preempted, so their number is bounded: the longest
+request always fits in addition to them (scheduler/kv_handover.py), and a request that runs alone never waits for them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from twostroke.kv_cache.reservation import Reservation
 
 @dataclass(frozen=True, slots=True)
 class KVImport:
-    """Where the blocks of a prefix are to be put that another process has computed."""
+    """Places for the blocks of a prefix that another process has computed."""
 
     num_tokens: int
-    """Of the prefix: whole blocks."""
+    """Tokens of the prefix: whole blocks."""
     num_cached_tokens: int
-    """Of these, here already."""
+    """Tokens of the prefix that are cached here already."""
     rows: tuple[tuple[int, ...], ...]
-    """Per KV group, its blocks of the prefix."""
+    """Blocks of the prefix, per KV group."""
     first_missing: tuple[int, ...]
-    """Per KV group, the first entry that is to be filled; all behind it are, too."""
+    """First entry to be filled, per KV group; all later entries are to be filled, too."""
 
     @property
     def num_blocks(self) -> int:
-        """To be filled, over all groups."""
+        """Number of blocks to be filled, over all groups."""
         return sum(len(row) - first for row, first in zip(self.rows, self.first_missing, strict=True))
 
     def in_pages(self, layout: KVLayout) -> KVImport:
-        """Return the same with page ids in place of blocks, as those who move KV see it."""
+        """Return the same import with page ids in place of block ids, as KV transfers need it."""
         rows = tuple(
             tuple(layout.page_ids(group).of_blocks(row)) for group, row in zip(layout.groups, self.rows, strict=True)
         )
@@ -55,7 +55,7 @@ class KVImport:
 
 
 class KVHolds:
-    """Loans and imports, by their numbers, which are never used again."""
+    """Loans and imports, by numbers that are never reused."""
 
     def __init__(self, layout: KVLayout, reservation: Reservation, prefix_cache: SharedPrefixCache | None) -> None:
         self._layout = layout
@@ -64,32 +64,31 @@ class KVHolds:
         self._tables: dict[int, BlockTable] = {}
 
     def __contains__(self, hold_id: object) -> bool:
-        """It is held."""
         return hold_id in self._tables
 
     @property
     def num_blocks(self) -> int:
-        """Held, a block of several holds counted for each."""
+        """Number of held blocks; a block of several holds counts for each."""
         return sum(table.num_held for table in self._tables.values())
 
     @property
     def tables(self) -> list[BlockTable]:
-        """All of them."""
+        """Block tables of all holds."""
         return list(self._tables.values())
 
     def num_blocks_for_import(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
-        """Blocks that `begin_import` takes out of the free ones, and blocks that are held then.
+        """Return the blocks that `begin_import` takes from the free ones, and the blocks that are held then.
 
-        Those that are shared with somebody who runs now count as well: it ends, and they are still held.
+        Blocks shared with a running request count as held: they are still held when that request ends.
         """
         return self._reservation.num_to_hold(cached, num_tokens)
 
     def begin_import(self, hold_id: int, cached: CachedPrefix, num_tokens: int) -> KVImport:
-        """Takes blocks for a prefix of whole blocks; there is room for them.
+        """Allocate blocks for a prefix of whole blocks; there must be room for them.
 
         Args:
             hold_id: a new number.
-            cached: what of the prefix is here.
+            cached: the part of the prefix that is cached here.
             num_tokens: of the prefix.
         """
         assert hold_id not in self._tables, f"hold {hold_id} is not new"
@@ -100,13 +99,13 @@ class KVHolds:
         return KVImport(num_tokens, cached.num_tokens, rows, first_missing)
 
     def complete_import(self, hold_id: int, block_hashes: Sequence[bytes]) -> None:
-        """All blocks are filled: they can be found by these names, one per page."""
+        """Make all blocks, which are filled now, findable by these hashes, one per page."""
         table = self._tables[hold_id]
         assert self._prefix_cache is not None, "without a prefix cache nothing is fetched into it"
         self._prefix_cache.name_full_blocks(table, block_hashes, table.num_tokens)
 
     def lend(self, hold_id: int, table: BlockTable) -> None:
-        """Keeps the full blocks of a request that ends; what is not full is given back."""
+        """Keep the full blocks of a request that ends; free the last one if it is not full."""
         assert hold_id not in self._tables, f"hold {hold_id} is not new"
         whole = self._layout.prefix_tokens
         table.num_tokens = table.num_tokens // whole * whole
@@ -115,7 +114,7 @@ class KVHolds:
         self._tables[hold_id] = table
 
     def end(self, hold_id: int) -> None:
-        """Its blocks are ordinary ones: cached where they have names, else free. Unknown numbers are ignored."""
+        """Turn held blocks into ordinary ones: cached if they are hashed, else free. Unknown numbers are ignored."""
         table = self._tables.pop(hold_id, None)
         if table is not None:
             self._reservation.close(table)

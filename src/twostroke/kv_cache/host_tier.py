@@ -1,16 +1,17 @@
-"""HostTier: the prefix cache goes on in host memory, behind the blocks of the pool.
+"""HostTier: a second level of the prefix cache, in host memory.
 
     pool     USED ──► CACHED ──evicted: store──► slot in host memory ──evicted: forgotten
                ▲         ▲                          │
                │         └── load, prefetch ────────┘      its slot stays, so that the next eviction copies nothing
                └── share (a request hits it)
 
-A block that is evicted from the pool leaves its content in a slot; slots go by least recent use. A prefix is found in
-both places. What of it is in host memory gets blocks and is copied back: with the step of its request where nothing
-else runs, and else beside the passes of others before its request is admitted, so that nobody waits for a copy.
+A block that is evicted from the pool is copied to a slot; slots are evicted by least recent use. A prefix is searched
+in both places. Its blocks in host memory are copied back to blocks of the pool: with the step of its request if nothing
+else runs, and otherwise during the passes of other requests, before its request is admitted, so that no request waits
+for a copy.
 
-Whatever is said here happens in order: the stores of a step, its loads, its pass; its prefetches beside that pass and
-before the next step. Between two steps that run, slots that are read are not given on (`_guarded`).
+The order of copies is fixed: the stores of a step, its loads, its pass; its prefetches run during that pass and end
+before the next step. Slots that are read between two steps are not reused (`_guarded`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from twostroke.kv_cache.prefix_cache import IN_HOST, CachedPrefix, SharedPrefixC
 
 
 def host_slots(config: CacheConfig, layout: KVLayout) -> int:
-    """Blocks that host memory holds behind the pool.
+    """Return the number of blocks that host memory holds in addition to the pool.
 
     >>> from twostroke.config.layer_spec import KVSpec
     >>> layout = KVLayout.of([KVSpec(num_kv_heads=2, head_dim=64)], block_size=16, kv_format="bf16")
@@ -38,10 +39,10 @@ def host_slots(config: CacheConfig, layout: KVLayout) -> int:
 
 
 class HostTier:
-    """Names of what is in host memory, and the copies that the next step begins with.
+    """Index of the blocks in host memory, and the copies that the next step begins with.
 
     Args:
-        pool: whose evictions go here, and where blocks for what comes back are taken.
+        pool: its evictions go to host memory; blocks for loads are allocated from it.
         num_slots: blocks that host memory holds.
     """
 
@@ -50,36 +51,35 @@ class HostTier:
         pool.on_evict = self.evicted
         self.num_slots = num_slots
         self.num_stored = 0
-        """Blocks that went to host memory, so far."""
+        """Blocks stored to host memory so far."""
         self.num_loaded = 0
-        """Blocks that came back."""
+        """Blocks loaded back so far."""
         self._slots: OrderedDict[BlockKey, int] = OrderedDict()  # the first is the least recently used one
         self._free = list(range(num_slots - 1, -1, -1))
-        self._guarded: set[BlockKey] = set()  # they are read by copies that have not been handed out
-        self._forgotten: list[int] = []  # slots of such, whose names are gone
+        self._guarded: set[BlockKey] = set()  # read by copies that have not been handed out
+        self._forgotten: list[int] = []  # guarded slots whose keys were forgotten
         self._stores: list[KVStore] = []
         self._loads: list[KVLoad] = []
         self._prefetches: list[KVLoad] = []
         self._coming: list[KVLoad] = []
-        """Prefetches that were handed out; their blocks have one reference, and no names yet."""
+        """Prefetches in flight; their blocks have one reference and cannot be found yet."""
         self._are_coming_forgotten = False
 
     def __contains__(self, key: object) -> bool:
-        """It is in host memory."""
         return key in self._slots
 
     @property
     def num_used(self) -> int:
-        """Slots that hold something."""
+        """Number of occupied slots."""
         return len(self._slots)
 
     @property
     def held_block_ids(self) -> list[int]:
-        """Blocks of the pool that are being filled beside a pass."""
+        """Blocks of the pool that are being filled during a pass."""
         return [load.block_id for load in (*self._prefetches, *self._coming)]
 
     def evicted(self, key: BlockKey, block_id: int) -> None:
-        """A block of the pool loses its content, which is kept here if there is a slot."""
+        """Store the content of an evicted block of the pool, if there is a slot."""
         if key in self._slots:
             self._slots.move_to_end(key)
             return
@@ -90,10 +90,10 @@ class HostTier:
             self.num_stored += 1
 
     def load(self, keys: Sequence[BlockKey]) -> None:
-        """Gives each a block of the pool, cached and filled before the pass of the next step that runs.
+        """Load each key into a block of the pool, cached and filled before the pass of the next step that runs.
 
         Args:
-            keys: they are here; the pool has as many free blocks, besides those that must stay.
+            keys: in host memory; the pool has as many free blocks, besides those that must stay.
         """
         loads = self._planned(keys)
         for load in loads:
@@ -102,11 +102,11 @@ class HostTier:
         self._pool.free([load.block_id for load in reversed(loads)])  # the last entry is evicted first
 
     def prefetch(self, keys: Sequence[BlockKey]) -> None:
-        """The same beside the pass of the step that is being decided; they can be found behind `arrive`."""
+        """Load each key during the pass of the step that is being decided; `arrive` makes the blocks findable."""
         self._prefetches += self._planned(keys)
 
     def arrive(self) -> None:
-        """No more is decided that runs before what was handed out is done: it is cached now."""
+        """Cache the prefetched blocks: every step decided from now on runs after their copies."""
         coming, self._coming = self._coming, []
         for load in coming:
             if not self._are_coming_forgotten:
@@ -115,10 +115,10 @@ class HostTier:
         self._are_coming_forgotten = False
 
     def take(self, *, runs: bool) -> KVMoves | None:
-        """The copies of a step that was just decided.
+        """Return the copies of a step that was just decided.
 
-        One that does not run takes none along: stores and loads wait for the next, and what was to be fetched beside
-        its pass is not.
+        A step that does not run gets none: stores and loads wait for the next one, and prefetches during its pass
+        are dropped.
         """
         if not runs:
             self._pool.free([load.block_id for load in reversed(self._prefetches)])
@@ -137,7 +137,7 @@ class HostTier:
         return moves
 
     def forget(self) -> int:
-        """Nothing is found here any more, and nothing that is on its way; returns how many names there were."""
+        """Forget all keys, including those in flight; return how many there were."""
         num_names = len(self._slots)
         for key, slot in self._slots.items():
             (self._forgotten if key in self._guarded else self._free).append(slot)
@@ -147,7 +147,7 @@ class HostTier:
         return num_names
 
     def _planned(self, keys: Sequence[BlockKey]) -> list[KVLoad]:
-        """Blocks, each with one reference, and from where they are filled."""
+        """Return loads into newly allocated blocks, each with one reference."""
         for key in keys:
             self._slots.move_to_end(key)
             self._guarded.add(key)
@@ -156,7 +156,7 @@ class HostTier:
         return [KVLoad(self._slots[key], block_id, *key) for key, block_id in pairs]
 
     def _slot(self) -> int | None:
-        """A free one, or that of what was used least recently; None when all of them are being read."""
+        """Return a free slot, or the least recently used one; None if all of them are being read."""
         if self._free:
             return self._free.pop()
         oldest = next(iter(self._slots), None)
@@ -165,19 +165,19 @@ class HostTier:
         return self._slots.pop(oldest)
 
     def check_invariants(self) -> None:
-        """Each slot is free or somebody's, and what is read stays."""
+        """Check that each slot is free or occupied, and that slots being read stay."""
         slots = [*self._slots.values(), *self._free, *self._forgotten]
         assert sorted(slots) == list(range(self.num_slots)), f"{len(slots)} slots of {self.num_slots}"
         assert self._guarded <= self._slots.keys(), f"read and gone: {self._guarded - self._slots.keys()}"
 
 
 class TwoTierPrefixCache(SharedPrefixCache):
-    """The prefix cache with names in host memory behind those of the pool.
+    """Prefix cache with a second index, of blocks in host memory.
 
     Args:
         layout: of the pool's blocks.
         pool: of blocks.
-        host: what its evictions go to.
+        host: tier that receives the pool's evictions.
     """
 
     def __init__(self, layout: KVLayout, pool: BlockPool, host: HostTier) -> None:
@@ -185,21 +185,22 @@ class TwoTierPrefixCache(SharedPrefixCache):
         self._host = host
 
     def take_in_prefetched(self) -> None:
-        """Let what was to be fetched beside passes decided so far be found: later passes begin when it is there."""
+        """Make blocks findable that were prefetched during earlier passes: later passes begin when they are there."""
         self._host.arrive()
 
     def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
-        """Get blocks for what of a prefix is in host memory, filled before the pass of the next step that runs.
+        """Load the offloaded blocks of a prefix, filled before the pass of the next step that runs.
 
         Args:
-            cached: it has just been found, and there are as many free blocks; it is found whole then.
+            cached: it has just been found, and there are as many free blocks; afterwards all of it is found in the
+                pool.
             block_hashes: of the prefix.
         """
         with self._kept(cached):
             self._host.load(self._names(cached.offloaded, block_hashes))
 
     def prefetch(self, cached: CachedPrefix, block_hashes: Sequence[bytes], max_tokens: int) -> int:
-        """Load the first blocks beside the pass of the step that is being decided; return how many.
+        """Load the first offloaded blocks during the pass of the step that is being decided; return how many.
 
         Args:
             cached: the prefix that was found.
@@ -213,20 +214,20 @@ class TwoTierPrefixCache(SharedPrefixCache):
         return len(names)
 
     def take_moves(self, *, runs: bool) -> KVMoves | None:
-        """Return the copies to and from host memory of a step that was just decided, and runs or not."""
+        """Return the host memory copies of a step that was just decided; `runs` is False for an empty step."""
         return self._host.take(runs=runs)
 
     @property
     def held_block_ids(self) -> Sequence[int]:
-        """Blocks that are being filled, and nobody's yet."""
+        """Blocks that are being filled and belong to no request yet."""
         return self._host.held_block_ids
 
     def check_invariants(self) -> None:
-        """What is here and in host memory tells one story."""
+        """Check the index of host memory."""
         self._host.check_invariants()
 
     def forget(self) -> int:
-        """Take all names away, those in host memory, too."""
+        """Forget all keys, including those in host memory; return how many there were."""
         return self._host.forget() + super().forget()
 
     def _find(self, group_id: int, block_hash: bytes) -> int | None:
@@ -235,7 +236,7 @@ class TwoTierPrefixCache(SharedPrefixCache):
 
     @contextmanager
     def _kept(self, cached: CachedPrefix) -> Generator[None]:
-        """What of the prefix is in the pool stays there, and was used just now."""
+        """Keep the pool's blocks of the prefix during an allocation, and mark them as just used."""
         self._pool.share(cached.block_ids)
         yield
         self._pool.free(reversed(cached.block_ids))

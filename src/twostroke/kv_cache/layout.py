@@ -1,25 +1,26 @@
-"""How KV memory is divided: the exact size formula, and which layers share a block.
+"""Division of KV memory: the exact size formula, and the layers that share a block.
 
 Every block of the pool has the same number of bytes, whatever kind of layer it serves. Layers of one kind (equal
 KVSpec) are a group. A block holds some tokens of all layers of a group, and a request has one block table per group:
 
     22 layers with a window, 4 full ones         a block: 44 x 8 tokens of a layer
-      group 0: window    16 tokens x 22 layers   = 2 pages of 8 tokens      gives back what fell out of the window
+      group 0: window    16 tokens x 22 layers   = 2 pages of 8 tokens      frees entries that left the window
       group 1: full      88 tokens x  4 layers   = 11 pages of 8 tokens
 
-A page is `block_size` tokens of all layers of a group. It is what kernels read by one id of a block table, and the
-step in which prefixes are named. Where all layers are alike, which is so in most models, a block is a page. Kinds may
-differ in heads and head_dim: their pages then differ in bytes, and a block holds more or fewer of them.
+A page is `block_size` tokens of all layers of a group. Kernels read it by one id of a block table, and prefixes are
+hashed page by page. If all layers are alike, as in most models, a block is a page. Kinds may differ in heads and
+head_dim: their pages then differ in bytes, and a block holds more or fewer of them.
 
     bytes per page  = layers x (K, V) x num_kv_heads x block_size x slot bytes
     bytes per block = the largest of pages_per_block x bytes per page, over the groups
 
-A slot is K, or V, of one token in one head: head_dim numbers and, where they are quantized, their scale and zero
-(config/kv_format.py). The slots of a head are its own contiguous run of bytes, so that (offset, length) says where any
-heads of any layer are; their order inside is the backend's (`AttentionOperator.kv_order`). Against bfloat16 a block of
-equal bytes holds, at head_dim 128, 256 / 132 = 1.94 times the tokens in int8 and 256 / 68 = 3.76 times in int4.
+A slot is K, or V, of one token in one head: head_dim numbers and, if they are quantized, their scale and zero
+(config/kv_format.py). The slots of a head are a contiguous run of bytes, so that (offset, length) locates any
+heads of any layer; the backend decides their order inside (`AttentionOperator.kv_order`). Compared with bfloat16, a
+block of equal bytes holds, at head_dim 128, 256 / 132 = 1.94 times the tokens in int8 and 256 / 68 = 3.76 times in
+int4.
 
-docs/decisions/043 and 044 say why blocks are cut like this and what it costs.
+docs/decisions/043 and 044 give the reasons for this division and its costs.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from twostroke.config.layer_spec import KVSpec
 from twostroke.config.model import MAX_LAYERS
 
 MAX_WASTE = 0.04
-"""Share of the blocks' bytes that may hold nothing; see `_division`."""
+"""Largest share of the blocks' bytes that may hold nothing, for `_division`."""
 _TYPICAL_TOKENS = (128, 512, 2048)
-"""Lengths of the requests for which a division is chosen. What these waste is within 0.7 percentage points of what the
-skewed workload (benchmarks/reproduce/skewed.py) wastes, for all sizes of Gemma 3."""
+"""Lengths of the requests for which a division is chosen. Their waste is within 0.7 percentage points of the waste of
+the skewed workload (benchmarks/reproduce/skewed.py), for all sizes of Gemma 3."""
 _MOST_PARTS = 4
-"""A block is at most so many times as large as a page of the largest group, and a page at least such a part of the
-block size that was asked for."""
+"""Limit of a block's size as a multiple of a page of the largest group, and of a page's size as a fraction of the
+requested block size."""
 _MOST_STEPS = MAX_LAYERS
-"""Sizes of a block that are tried up to that of the largest group; every one, where layers differ in the window."""
+"""Sizes of a block that are tried up to that of the largest group; every size, if layers differ only in the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +51,20 @@ class KVGroup:
 
     layer_ids: tuple[int, ...]
     spec: KVSpec
-    """Of each of them."""
+    """KV spec of each of these layers."""
     pages_per_block: int = 1
 
     @property
     def window(self) -> int | None:
-        """Tokens a query sees, itself included; None sees all."""
+        """Tokens that a query attends to, itself included; None: all."""
         return self.spec.window
 
 
 @dataclass(frozen=True, slots=True)
 class PageIds:
-    """The ids by which kernels find the pages of a group.
+    """Ids by which kernels find the pages of a group.
 
-    An id counts steps of `bytes_per_id` from the start of the pool; the layers of a page follow each other there.
+    An id counts units of `bytes_per_id` from the start of the pool; the layers of a page are adjacent.
 
     ```
     block       | 0                                       | 1                                        44 layers each
@@ -73,11 +74,11 @@ class PageIds:
     """
 
     per_block: int
-    """Pages of a block."""
+    """Number of pages in a block."""
     step: int
-    """From the id of a page to that of the next one in its block."""
+    """Difference between the ids of neighbouring pages in a block."""
     stride: int
-    """From the id of a block's first page to that of the next block's."""
+    """Difference between the ids of the first pages of neighbouring blocks."""
     bytes_per_id: int
 
     def of_blocks(self, block_ids: Sequence[int]) -> list[int]:
@@ -92,7 +93,7 @@ class PageIds:
         return [block_id * self.stride + page for block_id in block_ids for page in pages]
 
     def num_ids(self, num_blocks: int) -> int:
-        """Return how many ids such a pool has; not each of them is a page's."""
+        """Return the number of ids of such a pool; not every id is a page's."""
         return num_blocks * self.stride
 
 
@@ -102,7 +103,7 @@ class KVLayout:
 
     groups: tuple[KVGroup, ...]
     block_size: int
-    """Tokens of a page."""
+    """Number of tokens in a page."""
     kv_format: KVFormat
 
     @classmethod
@@ -111,8 +112,8 @@ class KVLayout:
 
         Args:
             layers: the model's layers that keep KV.
-            block_size: tokens of a block, where all layers are alike. Else of the block of one group, and pages may
-                be smaller.
+            block_size: tokens of a block, if all layers are alike. Otherwise the tokens of one group's block, and pages
+                may be smaller.
             kv_format: of K and V.
 
         >>> full, window = (KVSpec(num_kv_heads=2, head_dim=8, window=window) for window in (None, 512))
@@ -123,7 +124,7 @@ class KVLayout:
         kinds: dict[KVSpec, list[int]] = {}
         for layer_id, spec in enumerate(layers):
             kinds.setdefault(spec, []).append(layer_id)
-        # in numbers, whatever the format: so pools of unlike formats cut their blocks alike
+        # in numbers, not bytes: so pools of different formats divide their blocks alike
         widths = [spec.num_kv_heads * spec.head_dim for spec in kinds]
         unit = math.gcd(*widths)
         sizes = [len(ids) * width // unit for ids, width in zip(kinds.values(), widths, strict=True)]
@@ -132,12 +133,12 @@ class KVLayout:
         return cls(tuple(groups), page_size, kv_format)
 
     def dealt_among(self, num_ranks: int, num_ranks_here: int) -> KVLayout:
-        """Return the layout of each of `num_ranks` ranks, where this is that of each of `num_ranks_here`."""
+        """Return the layout of each of `num_ranks` ranks, if this is the layout of each of `num_ranks_here`."""
         groups = (replace(group, spec=group.spec.of_all(num_ranks_here).of_rank(num_ranks)) for group in self.groups)
         return replace(self, groups=tuple(groups))
 
     def tokens_per_block(self, group: KVGroup) -> int:
-        """Tokens of one block of this group."""
+        """Return the tokens of one block of this group."""
         return group.pages_per_block * self.block_size
 
     @property
@@ -162,7 +163,7 @@ class KVLayout:
 
     @property
     def prefix_tokens(self) -> int:
-        """Where blocks of all groups end: only prefixes of a multiple of so many tokens can be found.
+        """Granularity of the prefix cache: blocks of all groups end at multiples of so many tokens.
 
         >>> full, window = (KVSpec(num_kv_heads=1, head_dim=8, window=window) for window in (None, 512))
         >>> KVLayout.of([window] * 22 + [full] * 4, block_size=16, kv_format="bf16").prefix_tokens
@@ -171,48 +172,48 @@ class KVLayout:
         return math.lcm(*(group.pages_per_block for group in self.groups)) * self.block_size
 
     def page_ids(self, group: KVGroup) -> PageIds:
-        """How the pages of this group are numbered."""
+        """Return the numbering of this group's pages."""
         page, block = self.bytes_per_page(group), self.bytes_per_block
         per_id = math.gcd(page, block)
         return PageIds(group.pages_per_block, page // per_id, block // per_id, per_id)
 
     def bytes_per_head(self, group: KVGroup) -> int:
-        """Bytes of the K, or of the V, of one KV head in a page. They are contiguous."""
+        """Return the bytes of one KV head's K, or V, in a page. They are contiguous."""
         return self.block_size * slot_bytes(self.kv_format, group.spec.head_dim)
 
     def bytes_per_layer(self, group: KVGroup) -> int:
-        """K and V of one layer in a page."""
+        """Return the bytes of one layer's K and V in a page."""
         return self.block_size * group.spec.bytes_per_token(self.kv_format)
 
     def bytes_per_page(self, group: KVGroup) -> int:
-        """K and V of all layers of the group in a page."""
+        """Return the bytes of K and V of all layers of the group in a page."""
         return len(group.layer_ids) * self.bytes_per_layer(group)
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token in all layers, windows aside."""
+        """Bytes of K and V of one token in all layers, ignoring windows."""
         return sum(len(g.layer_ids) * g.spec.bytes_per_token(self.kv_format) for g in self.groups)
 
     @property
     def bytes_per_block(self) -> int:
-        """What one block takes; the same for every group, which may leave a rest."""
+        """Bytes of one block, the same for every group; a group may leave a rest unused."""
         return max(group.pages_per_block * self.bytes_per_page(group) for group in self.groups)
 
     @property
     def filling_group(self) -> KVGroup:
-        """The group whose pages fill a block."""
+        """The group whose pages fill a block completely."""
         return max(self.groups, key=lambda group: group.pages_per_block * self.bytes_per_page(group))
 
     def num_pages(self, num_tokens: int) -> int:
-        """Pages of one group that cover `num_tokens` tokens."""
+        """Return the pages of one group that cover `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def num_blocks_of_prefix(self, group: KVGroup, num_tokens: int) -> int:
-        """Entries of a group's block table that cover `num_tokens` tokens."""
+        """Return the entries of a group's block table that cover `num_tokens` tokens."""
         return -(-num_tokens // self.tokens_per_block(group))
 
     def first_needed_block(self, group: KVGroup, num_computed_tokens: int) -> int:
-        """First block table entry of `group` that the query at position `num_computed_tokens` can still see.
+        """Return the first block table entry of `group` that the query at `num_computed_tokens` can still see.
 
         ```
         window 6, blocks of 4 tokens, query at position 13 (q):   keys 8..13 are visible
@@ -223,15 +224,16 @@ class KVLayout:
 
     @staticmethod
     def first_visible(group: KVGroup, position: int) -> int:
-        """First position that the query at `position` sees."""
+        """Return the first position that the query at `position` sees."""
         return 0 if group.window is None else max(0, position - group.window + 1)
 
     def run_blocks(self, max_model_len: int) -> int:
-        """Blocks of a contiguous reservation: every group's whole table, windows or not, for the longest request."""
+        """Return the blocks of a contiguous reservation for the longest request: every group's whole table, ignoring
+        windows."""
         return sum(self.num_blocks_of_prefix(group, max_model_len) for group in self.groups)
 
     def capacity_tokens(self, num_blocks: int) -> int:
-        """Tokens of the longest request that so many blocks hold, windows aside."""
+        """Return the tokens of the longest request that so many blocks hold, ignoring windows."""
         low, high = 0, num_blocks * max(map(self.tokens_per_block, self.groups))
         while low < high:
             middle = (low + high + 1) // 2
@@ -242,9 +244,9 @@ class KVLayout:
         return low
 
     def peak_blocks(self, num_tokens: int, max_tokens_per_step: int) -> int:
-        """Most blocks, over all groups, that a request of `num_tokens` holds at once.
+        """Return the most blocks, over all groups, that a request of `num_tokens` holds at once.
 
-        A group with a window holds, at its worst, the window before a step's first query plus that step's tokens.
+        A group with a window holds at most the window before a step's first query plus that step's tokens.
         """
         total = 0
         for group in self.groups:
@@ -261,13 +263,13 @@ class KVLayout:
 def _division(kinds: Sequence[tuple[int, int | None]], block_size: int) -> tuple[int, list[int]]:
     """Choose the tokens of a page, and for each kind the pages of a block.
 
-    The smaller a block, the less is idle at a request's end, and the finer are the steps in which prefixes are found;
-    the better the kinds' layers divide it, the less is idle in every block. So: the largest pages of which some block
-    keeps the waste of typical requests within MAX_WASTE (or twice what it is anyhow, with blocks of `block_size` tokens
-    for each kind), and the smallest such block.
+    Smaller blocks leave less unused at a request's end, and make prefixes findable in finer steps. Blocks that the
+    kinds' layers divide well leave less unused in every block. So the function takes the largest pages for which some
+    block keeps the waste of typical requests within MAX_WASTE (or within twice the waste of blocks of `block_size`
+    tokens for each kind), and the smallest such block.
 
     Args:
-        kinds: of each, the size of all its layers, in layers of the narrowest unit that divides all; and their window.
+        kinds: for each, the size of all its layers, in layers of the narrowest unit that divides all; and their window.
         block_size: tokens of a page, at most; a power of two.
 
     >>> _division([(40, 1024), (8, None)], 16), _division([(6, None)], 16)
@@ -292,11 +294,11 @@ def _division(kinds: Sequence[tuple[int, int | None]], block_size: int) -> tuple
 
 
 def _waste(kinds: Sequence[tuple[int, int | None]], blocks: Sequence[tuple[int, int]]) -> float:
-    """Share of the blocks of typical requests that holds nothing, when their last blocks are half full.
+    """Return the unused share of the blocks of typical requests, if their last blocks are half full.
 
     Args:
         kinds: as above.
-        blocks: of each, tokens of a block, and its size in tokens of one such layer.
+        blocks: for each kind, tokens of a block, and its size in tokens of one such layer.
     """
     allocated = used = 0.0
     for (of_layers, window), (tokens, size) in zip(kinds, blocks, strict=True):

@@ -1,4 +1,4 @@
-"""KVCacheManager: everything the scheduler knows of KV memory."""
+"""KVCacheManager: the scheduler's view of KV memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from twostroke.kv_check import KVCheck
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """Where the blocks are, and how well the used ones are filled."""
+    """Counts of blocks by state, and how well the used ones are filled."""
 
     num_blocks: int
     num_free: int
     num_used: int
     num_cached: int
     num_unreachable: int
-    """Free blocks that nobody can be given because no gap is long enough: external fragmentation. 0 when paged."""
+    """Free blocks that are unusable because no gap is long enough: external fragmentation. 0 when paged."""
     allocated_bytes: int
     """Bytes of used blocks."""
     filled_bytes: int
-    """Bytes of these that hold K and V of a token, or will at the end of the steps decided so far."""
+    """Bytes of used blocks that hold K and V of a token, or will at the end of the steps decided so far."""
     num_quarantined: int = 0
     """Blocks that were found corrupt and are out of use."""
 
@@ -45,13 +45,13 @@ class KVCacheManager:
     """Block tables of all admitted requests.
 
     ```
-    cached = find_cached(...)           a question
-    num_blocks_to_admit(...) <= num_free_blocks - promised to others
+    cached = find_cached(...)           changes nothing
+    num_blocks_to_admit(...) <= num_free_blocks - blocks promised to other requests
     admit(request, cached, ...)         shares the cached blocks
     try_allocate(request, start, end)   before each step; the changes go to the runner
-    name_blocks(request, hashes, n)     after it: full, final blocks can be found by others
+    name_blocks(request, hashes, n)     after it: makes full, final blocks findable
     roll_back(request, n)               when drafts were rejected
-    free(request), or lend(request, number) and holds.end(number) when others have fetched its blocks
+    free(request), or lend(request, number) and holds.end(number) when another process has fetched its blocks
     find_check(...), quarantine(...)    the self-check of cached blocks
     ```
     """
@@ -61,9 +61,9 @@ class KVCacheManager:
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self.keeps_computed_kv = config.enable_kv_cache
-        """False: every step begins at position 0 again."""
+        """Whether computed KV is kept; if not, every step begins at position 0 again."""
         self.check_rate = config.kv_check_rate
-        """Share of the prefix cache's hits that are to be checked."""
+        """Share of the prefix cache's hits to check."""
         self._block_size = layout.block_size
         self._tables: dict[str, BlockTable] = {}
         self._unchanged = (BlockTableUpdate(0, ()),) * len(layout.groups)
@@ -74,28 +74,28 @@ class KVCacheManager:
 
     @property
     def holds(self) -> KVHolds:
-        """Blocks that no request of this pool runs in: those on loan, and those that are being filled from outside."""
+        """Blocks on loan, and blocks being filled by another process; no request of this pool runs in them."""
         if self._holds is None:
             self._holds = KVHolds(self.layout, self._reservation, self._prefix_cache)
         return self._holds
 
     @property
     def host_prefixes(self) -> TwoTierPrefixCache | None:
-        """The prefix cache, if evicted prefixes go on in host memory."""
+        """The prefix cache, if evicted prefixes go to host memory."""
         return self._prefix_cache if isinstance(self._prefix_cache, TwoTierPrefixCache) else None
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be given out: free ones, and cached ones by eviction."""
+        """Blocks that can be allocated: free ones, and cached ones by eviction."""
         return self._reservation.num_free_blocks
 
     @property
     def num_usable_blocks(self) -> int:
-        """All but those that were taken out of use."""
+        """Number of blocks, without those that were taken out of use."""
         return self.num_blocks - self._reservation.counts()[3]
 
     def find_cached(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
-        """The longest cached prefix of a request with `num_tokens` tokens; changes nothing.
+        """Return the longest cached prefix of a request with `num_tokens` tokens; change nothing.
 
         The last token is never taken from the cache: it has to be computed to be sampled from.
         """
@@ -104,35 +104,35 @@ class KVCacheManager:
         return self._prefix_cache.longest_prefix(block_hashes, num_tokens)
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
-        """Most blocks that computing `num_tokens` tokens holds at once."""
+        """Return the most blocks that computing `num_tokens` tokens holds at once."""
         return self._reservation.num_blocks_to_compute(num_tokens, max_tokens_per_step)
 
     def num_blocks_to_admit(self, cached: CachedPrefix, num_blocks: int) -> int:
-        """Of `num_blocks` in all, those that come out of the free ones.
+        """Return how many of `num_blocks` blocks come from the free ones.
 
-        A cached block that nobody refers to is among the free ones until it is shared, so it counts; one that others
-        hold does not.
+        A cached block without references is among the free ones until it is shared, so it counts; a block that other
+        requests hold does not.
         """
         return num_blocks - self._reservation.num_in_use(cached)
 
     def num_blocks_outstanding(self, request_id: str) -> int:
-        """Blocks that were promised at admission and are not taken yet."""
+        """Return the blocks that were promised at admission and are not allocated yet."""
         table = self._tables[request_id]
         return max(0, table.num_promised - self._reservation.num_taken(table))
 
     def admit(self, request_id: str, cached: CachedPrefix, num_promised: int) -> None:
-        """Opens a block table that begins with the cached prefix."""
+        """Open a block table that begins with the cached prefix."""
         assert request_id not in self._tables, f"{request_id} has a block table already"
         table = self._reservation.open(cached)
         table.num_promised = num_promised
         self._tables[request_id] = table
 
     def try_allocate(self, request_id: str, start: int, end: int) -> tuple[BlockTableUpdate, ...] | None:
-        """Gives every token up to `end` a place, for a step whose first query is at `start`.
+        """Give every token up to `end` a slot, for a step whose first query is at `start`.
 
         Returns:
-            What changes in the block table, one entry per KV group; None when there is not enough room, and then
-            nothing has changed.
+            The changes of the block table, one entry per KV group; None if there is not enough room, and then nothing
+            has changed.
         """
         table = self._tables[request_id]
         if end <= table.num_slots and any(table.num_reported):
@@ -146,7 +146,7 @@ class KVCacheManager:
         return tuple(BlockTableUpdate(first, tuple(row[first:])) for first, row in rows)
 
     def name_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Lets others find the full blocks of the first `num_tokens` tokens, which are computed and final."""
+        """Make the full blocks of the first `num_tokens` tokens, which are computed and final, findable."""
         table = self._tables[request_id]
         if self._prefix_cache is None or num_tokens - table.num_named < self._block_size:
             return
@@ -154,7 +154,7 @@ class KVCacheManager:
         self._prefix_cache.name_full_blocks(table, block_hashes, end)
 
     def roll_back(self, request_id: str, num_tokens: int) -> None:
-        """Forgets what was computed beyond `num_tokens`; whole blocks right of it are free again."""
+        """Drop the tokens beyond `num_tokens`, and free whole blocks after them."""
         table = self._tables[request_id]
         self._reservation.shrink(table, num_tokens)
         table.num_reported = [min(*known) for known in zip(table.num_reported, map(len, table.rows), strict=True)]
@@ -162,15 +162,16 @@ class KVCacheManager:
 
     @property
     def num_evicted_blocks(self) -> int:
-        """Cached blocks that had to go for others, so far."""
+        """Cached blocks evicted so far."""
         return self._reservation.num_evicted
 
     def reset_prefix_cache(self) -> int:
-        """No prefix computed so far is found any more; who runs keeps its blocks. Returns how many were forgotten."""
+        """Forget all cached prefixes; running requests keep their blocks. Return how many were forgotten."""
         return 0 if self._prefix_cache is None else self._prefix_cache.forget()
 
     def find_check(self, request_id: str, block_hashes: Sequence[bytes], entry: int) -> KVCheck | None:
-        """How to compute page `entry` of a prefix again; None when its blocks, or one that its tokens see, are gone."""
+        """Return the check of page `entry` of a prefix; None if its blocks, or a block that its tokens see, are
+        gone."""
         if self._prefix_cache is None:
             return None
         block_ids = self._prefix_cache.find_page(block_hashes, entry)
@@ -188,14 +189,14 @@ class KVCacheManager:
         block_hashes: Sequence[bytes],
         content: Sequence[bytes],
     ) -> bool:
-        """Whether a request with a block table may have read any of these blocks for its page `entry`.
+        """Return whether a request with a block table may have read any of these blocks for its page `entry`.
 
         Args:
             request_id: of the request.
             entry: the page, which the blocks hold.
-            block_ids: per KV group; None asks nothing of the group.
-            block_hashes: of the request. Of a block that a window gave back nothing but its name is known.
-            content: the same of the request that these blocks were found for.
+            block_ids: per KV group; None skips the group.
+            block_hashes: of the request. Only the hash is known of a block that left the window.
+            content: block hashes of the request whose check found these blocks.
         """
         table = self._tables[request_id]
         for group, row, first, block_id in zip(
@@ -211,18 +212,19 @@ class KVCacheManager:
         return False
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
-        """Takes blocks that nobody holds out of use; no prefix computed so far is found any more."""
+        """Take blocks that no request holds out of use; forget all cached prefixes."""
         assert self._prefix_cache is not None, f"{block_ids}: there is no prefix cache to be checked"
         self._prefix_cache.quarantine(block_ids)
 
     def can_lend(self, request_id: str, their_prefix_tokens: int = 0) -> bool:
-        """Whether it holds what the token behind its last full blocks of both sides sees, in whole blocks of both.
+        """Return whether a request still holds all blocks that the receiver needs to continue after its last full
+        block.
 
-        A window may have moved on, where a request's last step began behind that block.
+        Blocks must be full on both sides. A window may have moved past some of them in the request's last step.
 
         Args:
             request_id: of the request.
-            their_prefix_tokens: where blocks end over there, see KVLayout.prefix_tokens; 0: as here.
+            their_prefix_tokens: KVLayout.prefix_tokens of the receiver; 0: as here.
         """
         table, layout = self._tables[request_id], self.layout
         whole = math.lcm(layout.prefix_tokens, their_prefix_tokens or layout.prefix_tokens)
@@ -234,27 +236,27 @@ class KVCacheManager:
         return True
 
     def lend(self, request_id: str, hold_id: int) -> None:
-        """Ends a request's hold on its blocks; the full ones are on loan from now on, see KVHolds."""
+        """Lend the full blocks of a request that ends; see KVHolds."""
         self.holds.lend(hold_id, self._tables.pop(request_id))
 
     def free(self, request_id: str) -> None:
-        """Ends a request's hold on its blocks; named ones stay findable until they are evicted."""
+        """Release a request's blocks; hashed ones stay findable until they are evicted."""
         self._reservation.close(self._tables.pop(request_id))
 
     def num_blocks_held(self, request_id: str) -> int:
-        """Blocks that the request refers to, shared ones included."""
+        """Return the number of blocks that the request refers to, shared ones included."""
         return self._tables[request_id].num_held
 
     def num_tokens_held(self, request_id: str) -> int:
-        """Tokens that have been given a place, by steps decided so far."""
+        """Return the number of tokens with a slot, by steps decided so far."""
         return self._tables[request_id].num_tokens
 
     def block_tables(self, request_id: str) -> tuple[tuple[int, ...], ...]:
-        """The rows as the runner has them; for tests and displays."""
+        """Return the rows as the runner has them, for tests and displays."""
         return tuple(tuple(row) for row in self._tables[request_id].rows)
 
     def usage(self) -> KVUsage:
-        """Where the blocks are. O(requests); O(blocks) where blocks have a rest."""
+        """Return counts of blocks and bytes. O(requests); O(blocks) if blocks have unused rests."""
         num_free, num_used, num_cached, num_quarantined = self._reservation.counts()
         allocated_bytes = num_used * self.layout.bytes_per_block
         return KVUsage(
@@ -269,13 +271,13 @@ class KVCacheManager:
         )
 
     def _all_tables(self) -> list[BlockTable]:
-        """Those of requests, and of holds."""
+        """Return the block tables of requests and of holds."""
         return [*self._tables.values(), *([] if self._holds is None else self._holds.tables)]
 
     def _idle_bytes(self) -> int:
-        """Bytes of used blocks that hold nothing."""
+        """Return the bytes of used blocks that hold nothing."""
         layout, idle = self.layout, 0
-        # shared blocks, and those that are being filled, are full: slots are idle at the requests' ends alone
+        # shared blocks, and those that are being filled, are full: only slots at the requests' ends are idle
         tables = self._all_tables()
         for group_id, group in enumerate(layout.groups):
             size = layout.tokens_per_block(group)
@@ -288,7 +290,7 @@ class KVCacheManager:
         return idle
 
     def check_invariants(self) -> None:
-        """Free, used, cached and quarantined blocks make up the pool; references are the tables' entries."""
+        """Check that the states of all blocks add up to the pool, and that references equal the tables' entries."""
         usage = self.usage()
         num_known = usage.num_free + usage.num_used + usage.num_cached + usage.num_quarantined
         assert num_known == self.num_blocks, f"{usage}"
@@ -307,7 +309,7 @@ class KVCacheManager:
 def _parts(
     layout: KVLayout, num_blocks: int, config: CacheConfig, max_model_len: int
 ) -> tuple[Reservation, SharedPrefixCache | None]:
-    """Choose how blocks are given out and whether prefixes are shared; the baselines are chosen here."""
+    """Choose the reservation and the prefix cache, or a baseline."""
     if config.kv_reservation == "contiguous":
         return ContiguousReservation(layout, num_blocks, max_model_len), None
     pool = BlockPool(num_blocks)

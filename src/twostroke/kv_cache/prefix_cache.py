@@ -1,15 +1,15 @@
-"""The longest prefix of a request whose KV is still in the pool.
+"""Prefix cache: the longest prefix of a request whose KV is still in the pool.
 
-The identity of a block's content: a chained hash of every token up to its end.
+A block's content is identified by a chained hash of every token up to its end.
 
     salt ──► root ──► h0 = H(root, tokens 0..15) ──► h1 = H(h0, tokens 16..31) ──► …
 
-K and V of a token depend on all tokens before it, so a block's name must as well: equal hashes mean equal prefixes,
-not only equal blocks. A salt gives a tenant a cache of its own: nothing hashed under one salt is found under another.
+K and V of a token depend on all tokens before it, so a block's hash must as well: equal hashes mean equal prefixes,
+not only equal blocks. A salt gives a tenant its own cache: nothing hashed under one salt is found under another.
 
-Collisions: blake2b with 16 bytes. By accident two different prefixes meet with probability n² / 2^129, 1e-21 for a
-billion blocks; on purpose it takes about 2^64 hashes. A hit is therefore trusted and the tokens are not compared; who
-must not trust that gives each tenant a salt that the others do not know.
+Collisions: blake2b with 16 bytes. By accident two different prefixes collide with probability n² / 2^129, 1e-21 for a
+billion blocks; a deliberate collision takes about 2^64 hashes. A hit is therefore trusted, and tokens are not compared.
+For stronger guarantees, give each tenant a salt that the others do not know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from twostroke.kv_cache.block_pool import NO_BLOCK, BlockKey, BlockPool, BlockTa
 from twostroke.kv_cache.layout import KVLayout
 
 IN_HOST = -1
-"""Stands in entries whose block is in host memory, and has to be loaded before anybody reads it."""
+"""Block id in entries whose block is in host memory and has to be loaded before use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class CachedPrefix:
     """A prefix that need not be computed; finding it changes nothing."""
 
     num_tokens: int
-    """A multiple of KVLayout.prefix_tokens."""
+    """Length of the prefix, a multiple of KVLayout.prefix_tokens."""
     rows: tuple[tuple[int, ...], ...]
-    """One per KV group, an entry per block; NO_BLOCK left of what the next query sees, IN_HOST where a block is
+    """One row per KV group, with an entry per block; NO_BLOCK before what the next query sees, IN_HOST if a block is
     still in host memory."""
     first_held: tuple[int, ...]
-    """Per group: the first entry that is a block."""
+    """First entry that is a block, per group."""
     end: CacheEnd
-    """Why it is not longer."""
+    """Reason why it is not longer."""
 
     @property
     def block_ids(self) -> list[int]:
@@ -49,7 +49,7 @@ class CachedPrefix:
 
     @property
     def offloaded(self) -> list[tuple[int, int]]:
-        """(KV group, entry) of what is in host memory, the entries that end first first."""
+        """(KV group, entry) of blocks in host memory, ordered by their ends."""
         found = [
             ((entry + 1) / len(row), group_id, entry)
             for group_id, (row, first) in enumerate(zip(self.rows, self.first_held, strict=True))
@@ -60,10 +60,10 @@ class CachedPrefix:
 
 
 class SharedPrefixCache:
-    """Names in the block pool are the cache; this is the search over all KV groups.
+    """Search for cached prefixes over all KV groups; the keys in the block pool are the cache.
 
-    A hit of L tokens is usable when a block of each group ends there, and each group still has what the query right
-    behind it, at position L, sees: a full group all blocks, a group with a window only the last few.
+    A hit of L tokens is usable when a block of each group ends there, and each group still has the blocks that the next
+    query, at position L, sees: all blocks of a full group, only the last few of a group with a window.
 
     ```
     block             0   1   2   3   4   5        x = in the pool
@@ -72,8 +72,8 @@ class SharedPrefixCache:
     answer: L = 3
     ```
 
-    One scan from the left, O(blocks of all groups): per group the length of the run of blocks that ends here tells
-    whether this L is usable.
+    One scan from the left, O(blocks of all groups): for each group, the length of the run of blocks that ends here
+    decides whether this L is usable.
     """
 
     def __init__(self, layout: KVLayout, pool: BlockPool) -> None:
@@ -89,9 +89,9 @@ class SharedPrefixCache:
         )
 
     def longest_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> CachedPrefix:
-        """Searches what of the first num_tokens - 1 tokens is in whole blocks of all groups.
+        """Return the longest cached prefix of the first num_tokens - 1 tokens, in whole blocks of all groups.
 
-        The last-token rule: the last token is always computed, because its logits are what the step is for.
+        The last token is always computed, because the step needs its logits.
         """
         step = self._prefix_pages
         most = min(len(block_hashes), (num_tokens - 1) // self._layout.block_size) // step * step
@@ -107,11 +107,11 @@ class SharedPrefixCache:
         return self._cut(found, best, end)
 
     def name_full_blocks(self, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Make the full blocks of the first `num_tokens` tokens findable, as far as they are not.
+        """Make the full blocks of the first `num_tokens` tokens findable, unless they are already.
 
         Args:
             table: of a request, or of a hold.
-            block_hashes: names, one per page: a block's is that of its last page.
+            block_hashes: one per page: a block's hash is that of its last page.
             num_tokens: computed and final; whole pages.
         """
         for group_id, (per_block, size) in enumerate(zip(self._pages, table.block_tokens, strict=True)):
@@ -121,15 +121,18 @@ class SharedPrefixCache:
         table.num_named = max(table.num_named, num_tokens)
 
     def _names(self, entries: Sequence[tuple[int, int]], block_hashes: Sequence[bytes]) -> list[BlockKey]:
-        """Of (KV group, entry): a block is named by its last page."""
+        """Return the keys of (KV group, entry); a block's hash is that of its last page."""
         return [(group_id, block_hashes[(entry + 1) * self._pages[group_id] - 1]) for group_id, entry in entries]
 
     def forget(self) -> int:
-        """Take all names away; return how many there were."""
+        """Forget all keys; return how many there were."""
         return self._pool.forget_names()
 
     def find_context(self, block_hashes: Sequence[bytes], page: int) -> tuple[tuple[int, ...], ...] | None:
-        """Looks each of them up: a window's blocks may have been given back and still be there."""
+        """Return the block tables that the queries of a page see; None if a block is gone.
+
+        Each block is looked up: a window's blocks may have been freed and still be cached.
+        """
         rows: list[tuple[int, ...]] = []
         num_tokens = page * self._layout.block_size
         for group_id, group in enumerate(self._layout.groups):
@@ -146,7 +149,7 @@ class SharedPrefixCache:
         return tuple(rows)
 
     def find_page(self, block_hashes: Sequence[bytes], page: int) -> tuple[int | None, ...]:
-        """One look-up a group."""
+        """Return the block of each group that holds a page; None where there is none."""
         last_pages = [(page // per_block + 1) * per_block - 1 for per_block in self._pages]
         return tuple(
             self._pool.find(group_id, block_hashes[last]) if last < len(block_hashes) else None
@@ -154,7 +157,7 @@ class SharedPrefixCache:
         )
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
-        """What was computed from them is suspect, and nobody knows what that is: no name survives."""
+        """Take blocks out of use and forget all keys, since it is unknown what was computed from these blocks."""
         self.forget()
         for block_id in block_ids:
             self._pool.quarantine(block_id)
@@ -163,7 +166,7 @@ class SharedPrefixCache:
         return self._pool.find(group_id, block_hash)
 
     def _extend(self, found: list[list[int]], runs: list[int], block_hashes: Sequence[bytes], num_pages: int) -> bool:
-        """Looks at the blocks of every group up to page `num_pages`; whether a hit may end there."""
+        """Look up the blocks of every group up to page `num_pages`; return whether a hit may end there."""
         usable = True
         for group_id, (seen, per_block) in enumerate(zip(self._seen, self._pages, strict=True)):
             row = found[group_id]
@@ -182,9 +185,9 @@ class SharedPrefixCache:
         return all(run == len(row) for row, run, seen in rows if seen is None)
 
     def _why_missing(self, block_hashes: Sequence[bytes], num_pages: int) -> CacheEnd:
-        """Why the next blocks behind the longest usable prefix are not there; in some group one is not.
+        """Return why a block after the longest usable prefix is missing in some group.
 
-        (If all groups had them, every run that ends the prefix would go on, and the prefix would be longer.)
+        (If all groups had it, every run that ends the prefix would continue, and the prefix would be longer.)
         """
         keys = [
             (group_id, block_hashes[page - 1])
@@ -219,13 +222,13 @@ HASH_BYTES = 16
 def hash_blocks(
     token_ids: Sequence[int], block_size: int, salt: str | None = None, parent: bytes | None = None
 ) -> tuple[bytes, ...]:
-    """Hashes of the full blocks of `token_ids`; a last block that is not full has none.
+    """Return the hashes of the full blocks of `token_ids`; a last block that is not full has none.
 
     Args:
         token_ids: tokens from a block border on; each fits into 32 bits.
         block_size: tokens in a block.
-        salt: separates caches; an empty one is none. It has a say only where the chain begins.
-        parent: hash of the block before; None where the chain begins.
+        salt: separates caches; an empty one is none. It only matters at the start of the chain.
+        parent: hash of the previous block; None at the start of the chain.
 
     >>> whole = hash_blocks(range(8), block_size=4)
     >>> len(whole), len(hash_blocks(range(7), block_size=4))
@@ -248,11 +251,12 @@ def hash_blocks(
 
 
 BlockNames = Callable[[str, Sequence[int], int, str | None], tuple[bytes, ...]]
-"""Returns the names of a request's full blocks: by its id, its tokens, the tokens of a block, and the cache salt."""
+"""Function that returns the hashes of a request's full blocks from its id, its tokens, the block size and the cache
+salt."""
 
 
 def names_by_tokens(request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
-    """Return the names of a request's full blocks: the hashes of their tokens, whoever's they are."""
+    """Return the hashes of a request's full blocks from their tokens, regardless of the request."""
     del request_id
     return hash_blocks(token_ids, block_size, salt)
 
@@ -274,5 +278,5 @@ def salt_of_drift(salt: str | None, numerics: Mapping[str, str]) -> str:
 
 
 def _root(salt: str | None) -> bytes:
-    """What stands before the first block; its own domain, so that no block can pose as a root."""
+    """Return the start of the chain; it has its own hash domain, so that no block can collide with a root."""
     return hashlib.blake2b((salt or "").encode(), digest_size=HASH_BYTES, person=b"twostroke-root").digest()

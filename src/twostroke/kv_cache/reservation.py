@@ -1,4 +1,4 @@
-"""How a request comes by its blocks: one at a time as it grows."""
+"""Reservation of blocks for requests: the interface, and the paged one, which allocates blocks as requests grow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twostroke.kv_cache.prefix_cache import IN_HOST, CachedPrefix
 
 
 class Reservation(Protocol):
-    """Gives blocks to tables and takes them back."""
+    """Policy that gives blocks to block tables and takes them back."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -19,62 +19,64 @@ class Reservation(Protocol):
 
     @property
     def num_evicted(self) -> int:
-        """Cached blocks that had to go for others, so far."""
+        """Cached blocks evicted so far."""
         ...
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Free, used, cached and quarantined blocks; their sum is the pool."""
+        """Return the free, used, cached and quarantined blocks; their sum is the pool."""
         ...
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
-        """Most blocks that a request of `num_tokens` tokens holds at once, over all groups."""
+        """Return the most blocks that a request of `num_tokens` tokens holds at once, over all groups."""
         ...
 
     def num_in_use(self, cached: CachedPrefix) -> int:
-        """Blocks of a cached prefix that others hold anyway: sharing these takes nothing from the free ones."""
+        """Return the blocks of a cached prefix that are in use: sharing them takes no free block."""
         ...
 
     def num_taken(self, table: BlockTable) -> int:
-        """Blocks of a table that count against what its request was promised."""
+        """Return the blocks of a table that count against its request's promise."""
         ...
 
     def open(self, cached: CachedPrefix) -> BlockTable:
-        """A table that begins with the cached prefix, which is shared from now on."""
+        """Return a table that begins with the cached prefix, which is shared from now on."""
         ...
 
     def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
-        """Blocks that `open_for` takes out of the free ones, and blocks that its table holds.
+        """Return the blocks that `open_for` takes from the free ones, and the blocks that its table holds.
 
-        The difference is shared with others, who may let go of them at any time.
+        The difference is shared with other requests, which may release them at any time.
         """
         ...
 
     def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
-        """A table for the first `num_tokens` tokens, whole blocks, as far as the query behind them sees them.
+        """Return a table for the first `num_tokens` tokens, whole blocks, as far as the next query sees them.
 
-        It begins with the cached prefix; the rest is allocated, and there are as many free blocks as num_to_hold says.
+        It begins with the cached prefix; the rest is allocated. There must be as many free blocks as num_to_hold
+        returns.
         """
         ...
 
     def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
-        """Makes room up to token `end` for a step that begins at token `start`; False, and no change, without room."""
+        """Provide slots up to token `end` for a step that begins at token `start`; without free blocks return
+        False, unchanged."""
         ...
 
     def shrink(self, table: BlockTable, num_tokens: int) -> None:
-        """Gives back whole blocks right of `num_tokens`."""
+        """Free whole blocks after `num_tokens`."""
         ...
 
     def close(self, table: BlockTable) -> None:
-        """Gives everything back."""
+        """Free all blocks of a table."""
         ...
 
     def check_invariants(self, tables: list[BlockTable]) -> None:
-        """The pool and these tables, all there are, tell the same story."""
+        """Check that the pool agrees with these tables, which are all there are."""
         ...
 
 
 class PagedReservation:
-    """Blocks come one at a time from a shared pool; per request and group less than a block's slots are idle."""
+    """Allocation of single blocks from a shared pool; each request leaves less than a block per group unused."""
 
     def __init__(self, layout: KVLayout, pool: BlockPool) -> None:
         self._layout = layout
@@ -89,29 +91,26 @@ class PagedReservation:
 
     @property
     def num_evicted(self) -> int:
-        """The pool's."""
         return self._pool.num_evicted
 
     def counts(self) -> tuple[int, int, int, int]:
-        """The pool's."""
         pool = self._pool
         return pool.num_free, pool.num_used, pool.num_cached, pool.num_quarantined
 
     def num_blocks_to_compute(self, num_tokens: int, max_tokens_per_step: int) -> int:
-        """The layout's peak."""
         return self._layout.peak_blocks(num_tokens, max_tokens_per_step)
 
     def num_in_use(self, cached: CachedPrefix) -> int:
-        """Those with references, in groups that see everything.
+        """Return the blocks with references in groups without a window.
 
-        A group with a window lets go of a shared block one day, which frees nothing, and takes one of its own.
+        A group with a window later releases a shared block, which frees nothing, and takes one of its own.
         """
         rows = (row for row, group in zip(cached.rows, self._layout.groups, strict=True) if group.window is None)
         ids = (block_id for row in rows for block_id in row if block_id != IN_HOST)
         return sum(self._pool.ref_count(block_id) > 0 for block_id in ids)
 
     def num_taken(self, table: BlockTable) -> int:
-        """All held blocks but those that a group with a window shares with others, for the reason above."""
+        """Return all held blocks but those that a group with a window shares, for the same reason."""
         shared = sum(
             self._pool.ref_count(block_id) > 1
             for group_id, _ in self._window_groups
@@ -120,7 +119,6 @@ class PagedReservation:
         return table.num_held - shared
 
     def open(self, cached: CachedPrefix) -> BlockTable:
-        """Shares the cached blocks."""
         assert not any(IN_HOST in row for row in cached.rows), f"{cached.offloaded} are not loaded"
         self._pool.share(cached.block_ids)
         table = BlockTable([list(row) for row in cached.rows], list(cached.first_held), self._block_tokens)
@@ -128,19 +126,19 @@ class PagedReservation:
         return table
 
     def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
-        """New blocks, and cached ones that nobody holds; and all of them."""
+        """Return new blocks plus cached ones without references; and all blocks of the table."""
         held, new = self._to_hold(cached, num_tokens)
         num_new = sum(map(len, new))
         num_woken = sum(self._pool.ref_count(block_id) == 0 for row in held for block_id in row)
         return num_new + num_woken, num_new + sum(map(len, held))
 
     def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
-        """See Reservation.
+        """Return a table for the first `num_tokens` tokens.
 
         ```
         entry             0   1   2   3   4   5          x cached, n new, num_tokens ends behind entry 5
         full group        x   x   x   n   n   n
-        window, sees 2    .   .   .   .   n   n          of what is cached it needs no entry: nobody will see it
+        window, sees 2    .   .   .   .   n   n          it needs none of the cached entries: no later query sees them
         ```
         """
         held, new = self._to_hold(cached, num_tokens)
@@ -158,7 +156,7 @@ class PagedReservation:
         return table
 
     def _to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[list[list[int]], list[range]]:
-        """Per group the cached blocks, and the entries that are missing."""
+        """Return the cached blocks and the missing entries, per group."""
         held: list[list[int]] = []
         new: list[range] = []
         for group, row, first_cached in zip(self._layout.groups, cached.rows, cached.first_held, strict=True):
@@ -170,11 +168,11 @@ class PagedReservation:
         return held, new
 
     def try_grow(self, table: BlockTable, start: int, end: int) -> bool:
-        """Gives back what left the window of the query at `start`, then takes what is missing.
+        """Free blocks that left the window of the query at `start`, then allocate the missing ones.
 
         ```
         window group:  [ out of window | seen by query `start` ... ][ new ..... end )
-                        given back first                             then taken
+                        freed first                                  then allocated
         ```
         """
         num_new = [
@@ -193,7 +191,7 @@ class PagedReservation:
         return True
 
     def _leaving(self, table: BlockTable, start: int) -> list[int]:
-        """Blocks that the query at `start` and all later ones do not see, last entry first."""
+        """Return the blocks that the query at `start` and all later ones do not see, last entry first."""
         leaving: list[int] = []
         for group_id, group in self._window_groups:
             first = min(self._layout.first_needed_block(group, start), len(table.rows[group_id]))
@@ -209,12 +207,12 @@ class PagedReservation:
             table.first_held[group_id] = first
 
     def shrink(self, table: BlockTable, num_tokens: int) -> None:
-        """Whole blocks right of the new end go back.
+        """Free whole blocks after the new end.
 
         ```
         0 ............ accepted | rejected .......
         [ block 0 ][ block 1    |  ][ block 2    ]
-                        stays         goes back
+                        stays         is freed
         ```
         """
         assert num_tokens >= table.num_named, f"{num_tokens} tokens kept, {table.num_named} are in the prefix cache"
@@ -225,11 +223,11 @@ class PagedReservation:
                 del row[num:]
 
     def close(self, table: BlockTable) -> None:
-        """Tail first, so that a prefix outlives what follows it."""
+        """Free all blocks, tail first, so that a prefix outlives what follows it."""
         self._pool.free(table.tail_first())
 
     def check_invariants(self, tables: list[BlockTable]) -> None:
-        """References are exactly the entries of the tables, and no table has a block it does not need."""
+        """Check that references equal the entries of the tables, and no table has a block it does not need."""
         self._pool.check_invariants()
         ref_counts = [0] * self._pool.num_blocks
         for table in tables:

@@ -1,4 +1,4 @@
-"""From bytes to blocks to the longest request: the start-up arithmetic, said aloud and exact."""
+"""Start-up arithmetic: from bytes of KV memory to blocks, to the longest request."""
 
 from __future__ import annotations
 
@@ -12,63 +12,61 @@ from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.layout import KVLayout
 
 QUARANTINE_SHARE = 128
-"""With the self-check on, one block in so many may be taken out of use before the engine has to give up; at least one
+"""Blocks per block that the self-check may take out of use before the engine has to stop; at least one
 in each KV group."""
 
 
 class KVRoom(Protocol):
-    """What there is for KV, and how that came out: of the host (FreeMemory), or of a card (DeviceMemory)."""
+    """Memory available for KV and its derivation: of the host (FreeMemory), or of a card (DeviceMemory)."""
 
     @property
     def usable_bytes(self) -> int:
-        """For the KV cache, at most."""
+        """Most bytes for the KV cache."""
         ...
 
     @property
     def default_bytes(self) -> int:
-        """Of these, what it takes where no size is given."""
+        """Bytes for the KV cache if no size is given."""
         ...
 
     @property
     def arithmetic(self) -> str:
-        """Where `usable_bytes` comes from: what there is, less everything beside KV."""
+        """Derivation of `usable_bytes`: available memory, less everything except KV."""
         ...
 
     @property
     def account(self) -> str:
-        """Where `default_bytes` comes from."""
+        """Derivation of `default_bytes`, as a log line."""
         ...
 
     @property
     def remedy(self) -> str:
-        """What makes more room; a sentence without its end."""
+        """Advice that frees memory; a sentence without its full stop."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeMemory:
-    """What is free for this process, and what of it must stay free beside the KV cache."""
+    """Free memory of the host, and the part that must stay free after the KV cache is allocated."""
 
     free_bytes: int
-    """The weights' already taken off."""
+    """Free bytes after the weights are loaded."""
     step_bytes: int
-    """What the largest step takes (runner.memory.step_bytes)."""
+    """Bytes of the largest step (runner.memory.step_bytes)."""
     context_bytes: int
-    """What grows with the longest request, counted for the one that is asked for (runner.memory.context_bytes)."""
+    """Bytes that grow with the longest request, for the requested length (runner.memory.context_bytes)."""
 
     @property
     def usable_bytes(self) -> int:
-        """For the KV cache, at most."""
         return max(0, self.free_bytes - self.step_bytes - self.context_bytes)
 
     @property
     def default_bytes(self) -> int:
-        """Half of what is free: the host is for others, too."""
+        """Half of the free bytes, because other processes share the host."""
         return min(self.free_bytes // 2, self.usable_bytes)
 
     @property
     def arithmetic(self) -> str:
-        """Where `usable_bytes` comes from."""
         return (
             f"{self.free_bytes:,} bytes are free - {self.step_bytes:,} for the activations of the largest step - "
             f"{self.context_bytes:,} for the tables of the longest request"
@@ -76,19 +74,17 @@ class FreeMemory:
 
     @property
     def account(self) -> str:
-        """Where `default_bytes` comes from."""
         taken = f"of which KV takes at most {self.default_bytes:,} unless a size is given"
         return f"{self.arithmetic} = {self.usable_bytes:,}, {taken}"
 
     @property
     def remedy(self) -> str:
-        """What makes more room."""
         return "Free some memory, lower --max-model-len, --max-num-batched-tokens or --max-num-seqs"
 
 
 @dataclass(frozen=True, slots=True)
 class KVSizing:
-    """What the KV memory holds."""
+    """Size of the KV cache, and what it holds."""
 
     num_blocks: int
     max_model_len: int
@@ -96,50 +92,50 @@ class KVSizing:
     full_length_requests: int
     """Requests of max_model_len tokens that fit at once."""
     num_scratch_blocks: int = 0
-    """Behind the pool, for the self-check; `kv_bytes` counts them."""
+    """Blocks outside the pool, for the self-check; `kv_bytes` includes them."""
     remarks: tuple[str, ...] = ()
-    """What was decided for the user, to be said aloud."""
+    """Log lines about defaults that were reduced."""
     limit: str = ""
-    """What the default stops at, where memory would hold more; empty where it does not."""
+    """Limit of the default, if memory would hold more; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVDemand:
-    """How long and how many the requests may be that the KV cache is made for."""
+    """Length and number of the requests that the KV cache is sized for."""
 
     max_model_len: int | None
-    """Tokens of the longest request, as the user wishes; None takes the model's context."""
+    """Requested tokens of the longest request; None takes the model's context."""
     model_context: int
-    """Tokens of the longest context that the model was made for."""
+    """Tokens of the longest context that the model supports."""
     max_tokens_per_step: int
-    """What one step can add to a request: windows hold that much on top."""
+    """Most tokens that one step adds to a request; groups with a window hold them in addition."""
     max_num_seqs: int | None = None
-    """Most requests that run at once; None: any number."""
+    """Most running requests; None: any number."""
 
 
 def size_kv_cache(
     layout: KVLayout, config: CacheConfig, demand: KVDemand, memory: KVRoom, bytes_beside_block: int = 0
 ) -> KVSizing:
-    """Decides the number of blocks and the longest request.
+    """Decide the number of blocks and the longest request.
 
     A default always fits: without `max_model_len` the model's context is shortened to what the blocks hold. It is also
-    no larger than useful: at most twice what `max_num_seqs` of the longest requests use. An explicit value that cannot
-    be had is refused.
+    no larger than useful: at most twice what `max_num_seqs` of the longest requests use. An explicit value that does
+    not fit is refused.
 
     Args:
         layout: the model's KV layout.
         config: explicit sizes, if any.
         demand: of the requests.
-        memory: what is free, and what other parts take.
-        bytes_beside_block: what a draft model keeps beside each block.
+        memory: available memory, and what other parts take.
+        bytes_beside_block: bytes that a draft model keeps per block.
 
     Raises:
-        DoesNotFit: an explicit size is larger than the memory or the context allows, with the arithmetic.
+        DoesNotFit: an explicit size is larger than the memory or the context allows; the message has the arithmetic.
     """
     max_model_len, model_context, max_num_seqs = demand.max_model_len, demand.model_context, demand.max_num_seqs
     num_scratch = len(layout.groups) if config.kv_check_rate else 0
     per_block = layout.bytes_per_block + bytes_beside_block
-    scratch_bytes = num_scratch * layout.bytes_per_block  # drafts keep nothing beside these
+    scratch_bytes = num_scratch * layout.bytes_per_block  # drafters keep nothing for these
     if max_model_len is not None and max_model_len > model_context:
         raise DoesNotFit(
             f"max_model_len={max_model_len} exceeds the model's context of {model_context} tokens. "
@@ -147,7 +143,7 @@ def size_kv_cache(
         )
 
     def asking_for(num_needed: int) -> str:
-        """The flag to give for so many blocks."""
+        """Return the flag to give for so many blocks."""
         num_blocks = _with_spare(num_needed, num_scratch)
         return _asking(config, num_blocks, num_blocks * per_block + scratch_bytes)
 
@@ -161,7 +157,7 @@ def size_kv_cache(
         shares = 2 if config.enable_prefix_caching else 1
         most = _with_spare(shares * max_num_seqs * blocks_for(wanted), num_scratch)
         num_blocks, limit = min(num_blocks, most), _limit_words(shares, max_num_seqs, wanted, most < num_blocks)
-    # the longest request is to fit beside blocks that turn out to be bad
+    # the longest request has to fit even if some blocks turn out to be corrupt
     num_dependable = num_blocks - (max(num_scratch, num_blocks // QUARANTINE_SHARE) if num_scratch else 0)
     fits = _longest_request(blocks_for, num_dependable, wanted)
     if fits < wanted:
@@ -172,7 +168,7 @@ def size_kv_cache(
             f"{num_blocks * per_block:,} bytes"
         )
         if num_scratch:
-            arithmetic += f", of which --kv-check-rate may put {num_blocks - num_dependable} out of use"
+            arithmetic += f", of which --kv-check-rate may take {num_blocks - num_dependable} out of use"
         if fits < 2:
             raise DoesNotFit(
                 f"max_model_len={wanted}: {arithmetic}. Not even 2 tokens fit (one in, one out), which need {smallest} "
@@ -191,7 +187,7 @@ def size_kv_cache(
 
 
 def _with_spare(num_needed: int, num_scratch: int) -> int:
-    """Blocks of which so many can be depended on, whatever the self-check puts out of use."""
+    """Return the blocks to allocate so that `num_needed` remain after the self-check's quarantine."""
     return num_needed + (max(num_scratch, num_needed // (QUARANTINE_SHARE - 1) + 1) if num_scratch else 0)
 
 
@@ -209,13 +205,13 @@ def _limit_words(shares: int, max_num_seqs: int, num_tokens: int, is_limit: bool
 
 
 def blocks_of_request(layout: KVLayout, config: CacheConfig, num_tokens: int, max_tokens_per_step: int) -> int:
-    """Most blocks that the scheduler will ask for on behalf of one request, by its own arithmetic.
+    """Return the most blocks that the scheduler asks for on behalf of one request, by the scheduler's arithmetic.
 
     Args:
         layout: the model's KV layout.
         config: paged, or a contiguous reservation.
-        num_tokens: of the request; of a contiguous reservation, of the longest there may be.
-        max_tokens_per_step: what one step can add to it.
+        num_tokens: of the request; for a contiguous reservation, of the longest possible one.
+        max_tokens_per_step: most tokens that one step adds to it.
     """
     if config.kv_reservation == "contiguous":
         return layout.run_blocks(num_tokens)
@@ -223,7 +219,7 @@ def blocks_of_request(layout: KVLayout, config: CacheConfig, num_tokens: int, ma
 
 
 def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scratch: int, per_block: int) -> int:
-    """Of the pool; `num_scratch` more are beside it."""
+    """Return the blocks of the pool, not counting `num_scratch` blocks outside it."""
     usable, default = memory.usable_bytes, memory.default_bytes
     scratch_bytes = num_scratch * layout.bytes_per_block
     least = per_block + scratch_bytes
@@ -257,7 +253,7 @@ def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scrat
 
 
 def _longest_request(blocks_for: Callable[[int], int], num_blocks: int, at_most: int) -> int:
-    """Largest n <= at_most that fits; blocks_for grows with n, so bisection finds it."""
+    """Return the largest n <= at_most that fits; blocks_for grows with n, so bisection finds it."""
     low, high = 0, at_most
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,16 +1,16 @@
-"""Background work: it fills what the others leave, and gives way to them.
+"""Background work: requests that use what foreground requests leave of a step, and are preempted for them.
 
-    running     | foreground, by the policy            | background, by the policy |     gives way from this end
-    a step      | decodes, prompts, admissions         | the same, in what room is left
+    running     | foreground, by the policy            | background, by the policy |     preempted from this end
+    a step      | decodes, prompts, admissions         | the same, in the remaining budget
                                                          ▲
                                                          no longer than `slowdown` of the step without it
 
-Two things of a foreground request could suffer. The time between its tokens: so background work may make a step longer
-by the share `slowdown` and no more, by the model of step times (cost/step_model.py). The time to its first token, as it
-may come in the middle of a step: so a step of background work alone takes at most that share of the time that a prompt
-like the latest ones takes. What neither rule lets in waits; while the foreground fills every step, for ever.
+Background work could delay a foreground request in two ways. It could delay its tokens: so it may lengthen a step by at
+most the share `slowdown`, by the model of step times (cost/step_model.py). It could delay its first token, if the
+request arrives during a step: so a step of background work alone takes at most that share of the time of a typical
+recent prompt. Work that neither rule admits waits. It waits indefinitely while foreground requests fill every step.
 
-Slots and KV are no limit to the foreground while background work holds them: it is preempted, youngest first.
+Slots and KV that background work holds do not limit the foreground: background work is preempted, youngest first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from twostroke.scheduler.step_budget import LEAST_CHUNK, largest
 
 
 class TieredQueue:
-    """Two queues, all of one before all of the other."""
+    """Two queues; every request of the first comes before every request of the second."""
 
     def __init__(self, foreground: Queue, background: Queue) -> None:
         self._foreground = foreground
@@ -43,28 +43,22 @@ class TieredQueue:
 
     @property
     def first(self) -> Request:
-        """The most urgent."""
         return (self._foreground if len(self._foreground) else self._background).first
 
     @property
     def last(self) -> Request:
-        """The least urgent."""
         return (self._background if len(self._background) else self._foreground).last
 
     def snapshot(self) -> tuple[Request, ...]:
-        """The requests as they stand."""
         return tuple(self)
 
     def add(self, request: Request) -> None:
-        """Put a request in its place."""
         (self._background if request.arrival.background else self._foreground).add(request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out."""
         (self._background if request.arrival.background else self._foreground).remove(request)
 
     def check_invariants(self) -> None:
-        """Everybody is where they belong."""
         self._foreground.check_invariants()
         self._background.check_invariants()
         assert not any(request.arrival.background for request in self._foreground), "background in the foreground"
@@ -72,12 +66,12 @@ class TieredQueue:
 
 
 class Tiers(QueueOrder):
-    """Two orders, of which the second makes room for the first.
+    """Two orders; requests of the second make room for those of the first.
 
     Args:
-        foreground: with those that have come already.
-        background: of the others.
-        room: how many tokens of background work go into a step.
+        foreground: order that may have requests already.
+        background: order of background requests.
+        room: rule for the number of background tokens in a step.
     """
 
     def __init__(self, foreground: QueueOrder, background: QueueOrder, room: BackgroundRoom) -> None:
@@ -90,23 +84,21 @@ class Tiers(QueueOrder):
 
     @property
     def has_background(self) -> bool:
-        """Whether there is any such work."""
+        """Whether background requests are waiting or running."""
         return len(self.background.waiting) + len(self.background.running) > 0
 
     def arrived(self, request: Request) -> None:
-        """A request is about to join the queue."""
         self._of(request).arrived(request)
 
     def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Work was done for it."""
         self._of(request).pay(request, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens)
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
-        """Whether the head of a queue may start before a prefill of the same tier goes on."""
+        """Return whether the head of a queue may start before a prefill of the same tier continues."""
         return self._of(head).goes_before(head, prefill)
 
     def displaced_by(self, head: Request, limit: Limit) -> Request | None:
-        """Background work before anybody else."""
+        """Return background work to preempt, or else what the tier's order returns."""
         running = self.background.running
         if not head.arrival.background and limit in (Limit.SEQS, Limit.KV) and len(running):
             return running.last
@@ -117,13 +109,13 @@ class Tiers(QueueOrder):
 
 
 class BackgroundRoom(Protocol):
-    """Says how many tokens of background work go into a step."""
+    """Rule for the number of background tokens in a step."""
 
     def tokens(self, foreground: Iterable[ScheduledRequest], order: QueueOrder, typical_prompt: float) -> int:
-        """Beside what the step has already.
+        """Return how many background tokens the step may take.
 
         Args:
-            foreground: shares that are taken.
+            foreground: shares already in the step.
             order: of the background.
             typical_prompt: tokens that a foreground request has to compute when it is admitted.
         """
@@ -131,19 +123,18 @@ class BackgroundRoom(Protocol):
 
 
 class AllRoom:
-    """As many as the step's budget has left: nobody knows how long that takes."""
+    """Rule that grants the rest of the step's budget, for an engine without step times."""
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._most = max_num_batched_tokens
 
     def tokens(self, foreground: Iterable[ScheduledRequest], order: QueueOrder, typical_prompt: float) -> int:
-        """See BackgroundRoom."""
         del foreground, order, typical_prompt
         return self._most
 
 
 class TimedRoom:
-    """As many as make no step, and no wait for the first one, longer than by a share of itself.
+    """Rule that lengthens no step, and no wait for a first token, by more than a given share.
 
     Args:
         slowdown: that share.
@@ -159,7 +150,6 @@ class TimedRoom:
         self._layers = layers
 
     def tokens(self, foreground: Iterable[ScheduledRequest], order: QueueOrder, typical_prompt: float) -> int:
-        """See BackgroundRoom."""
         beside = self._layers.work_of_shares(foreground)
         is_alone = not beside.num_tokens
         limit_s = (
@@ -171,12 +161,12 @@ class TimedRoom:
         decodes = [r.num_computed_tokens for r in running if r.num_computed_tokens >= r.num_prefill_tokens]
 
         def work(num_decodes: int) -> StepWork:
-            """Of a step with the most urgent decodes."""
+            """Return the work of a step with the most urgent decodes."""
             return beside + self._layers.work((start, 1, 1) for start in islice(decodes, num_decodes))
 
         num_decodes = largest(lambda n: self._seconds(work(n)) <= limit_s, min(len(decodes), self._most))
         if num_decodes < len(decodes):
-            return num_decodes or int(is_alone)  # somebody has to get through
+            return num_decodes or int(is_alone)  # at least one request has to progress
         prompt = _next_prompt(running, order.waiting)
         if prompt is None:
             return num_decodes
@@ -189,7 +179,7 @@ class TimedRoom:
         return num_decodes + (max(chunk, LEAST_CHUNK) if is_alone and not decodes else chunk)
 
     def _prompt_s(self, num_tokens: float) -> float:
-        """A typical prompt's, in steps of the budget."""
+        """Return the seconds of a typical prompt, computed in steps of the budget."""
         left, start, seconds = max(1, round(num_tokens)), 0, 0.0
         while left > 0:
             chunk = min(left, self._most)
@@ -202,7 +192,7 @@ class TimedRoom:
 
 
 def _next_prompt(running: Iterable[Request], waiting: Queue) -> tuple[int, int] | None:
-    """Tokens that are there, and tokens that are left, of the first prompt that could go on or begin."""
+    """Return the computed and the remaining tokens of the first prompt that could continue or begin."""
     for request in running:
         if request.num_computed_tokens < request.num_prefill_tokens:
             return request.num_computed_tokens, request.num_prefill_tokens - request.num_computed_tokens
@@ -215,7 +205,7 @@ def _next_prompt(running: Iterable[Request], waiting: Queue) -> tuple[int, int] 
 def open_background(
     foreground: QueueOrder, config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None
 ) -> Tiers:
-    """Put a background tier behind the foreground. What room it has goes by time, where step times are known."""
+    """Add a background tier after the foreground. Its budget depends on step times if they are known."""
     most = config.max_num_batched_tokens
     if step_times is None or layers is None:
         return Tiers(foreground, make_order(config), AllRoom(most))

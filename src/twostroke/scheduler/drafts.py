@@ -1,6 +1,7 @@
-"""How many drafts each request's next step is to verify.
+"""Number of draft tokens that each request's next step verifies.
 
-When a draft is tried where drafts do not pay, and for whom: the text may have become one that is easy to guess.
+`DraftTries` also decides when and for which request a draft is tried although drafts do not pay off: the text may
+have become easy to predict.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from twostroke.scheduler.step_plan import SchedulerPart, StepPlan
 
 
 class DraftTries:
-    """One request tries one draft; then there is a pause, which doubles as long as drafts fall.
+    """Single drafts of single requests, with pauses that double while drafts are rejected.
 
     ```
     pause      24        48                96 …                             4   4   8 …
                |         |                 |                                |   |   |
-    tries      x         x                 x       …        (stands)        ✓   ✓   x        the same request again
+    tries      x         x                 x       …      (accepted)        ✓   ✓   x        the same request again
     ```
 
-    The last one that was right goes first, then whoever has just begun, for there is the least to read: a try waits up
-    to twice the pause for one of these. Who had not been asked for long may have nothing to guess from yet; then the
-    try is repeated in the next steps.
+    The request whose draft was accepted last goes first, then requests that have just begun, since their drafter has
+    the least to read. A try waits up to twice the pause for one of these. A drafter may have nothing to propose for a
+    request that it has not seen for long; the try is then repeated in the next steps.
     """
 
     _PAUSE_BEHIND_SUCCESS = 4
@@ -46,15 +47,15 @@ class DraftTries:
         self._num_tries = 0
         self._num_retries = 0
         self._promising: str | None = None
-        """The request whose drafts stood last."""
+        """Id of the request whose draft was accepted last."""
 
     def place(self, requests: Sequence[Request], num_drafts: Sequence[int], *, may_begin: bool) -> int | None:
-        """Of a request without drafts that tries one in this step.
+        """Return the index of a request without drafts that tries one in this step; None: no try.
 
         Args:
             requests: that decode.
-            num_drafts: that each has.
-            may_begin: there is time to lose; what was begun comes to its end in any case.
+            num_drafts: draft tokens of each.
+            may_begin: whether there is time to lose; a try that has begun is completed in any case.
         """
         self._num_idle += 1
         if self._num_idle < self._pause or not (may_begin or self._num_retries):
@@ -71,17 +72,17 @@ class DraftTries:
         return chosen[self._num_tries % len(chosen)]
 
     def stood(self, request_id: str) -> None:
-        """A draft of the request did, tried or not."""
+        """Record that a draft of the request was accepted, tried or not."""
         self._pause = self._PAUSE_BEHIND_SUCCESS
         self._promising = request_id
 
     def fell(self, request_id: str) -> None:
-        """The first draft did."""
+        """Record that the first draft of the request was rejected."""
         if self._promising == request_id:
             self._promising = None
 
     def passed(self, *, has_asked: bool, has_found: bool) -> None:
-        """A step has; drafts that were asked for and not guessed are asked for again, of the same request."""
+        """Record a step; if drafts were requested but not proposed, repeat the try with the same request."""
         if has_found or self._num_retries >= self._MOST_RETRIES:
             self._num_retries = 0
         elif has_asked and self._num_idle == 0:
@@ -91,90 +92,90 @@ class DraftTries:
             self._num_idle = 2 * self._pause
 
     def begin_anew(self) -> None:
-        """Drafts pay."""
+        """Reset the pause, since drafts pay off."""
         self._pause = self._FIRST_PAUSE
 
 
 class DraftGate(Protocol):
-    """Decides per step and request."""
+    """Rule for the number of drafts per step and request."""
 
     def num_drafts(self, requests: Sequence[Request]) -> Sequence[int]:
-        """For each request that is about to decode, so many drafts are wanted; fewer may fit, or be guessed."""
+        """Return for each request that is about to decode how many drafts are wanted; fewer may fit or be proposed."""
         ...
 
     @property
     def decision(self) -> DraftDecision | None:
-        """The last one, with its reason; None where there was nothing to decide."""
+        """Last decision with its reason; None if there was nothing to decide."""
         ...
 
     def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
-        """What became of a step."""
+        """Learn from the outcome of a step."""
         ...
 
     def forget(self, request_id: str) -> None:
-        """A request has ended."""
+        """Forget a request that has ended."""
         ...
 
 
 class FixedDrafts:
-    """As many as the user said, always."""
+    """The number of drafts in the settings, always."""
 
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
 
     def num_drafts(self, requests: Sequence[Request]) -> Sequence[int]:
-        """The same for everybody."""
         return (self._num_drafts,) * len(requests)
 
     @property
     def decision(self) -> DraftDecision | None:
-        """Nothing was decided."""
+        """None, since nothing is decided."""
         return None
 
     def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def forget(self, request_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 class MeasuredDrafts:
-    """Drafts where they pay, by what was measured: who guesses well here, and how long steps of which size take.
+    """Drafts where they pay off, by measured acceptance and measured step times.
 
     ```
     measured    a of each request      v(tokens) of a step     c(requests) of one round of drafting, and of reading
                        └──────────────────────┼─────────────────────┘
     decided      the drafts that make the most tokens per second: best_plan (cost/acceptance.py)
-    booked       what came of them, against the same tokens without drafts: DraftAccount (cost/account.py)
+    booked       their outcome against the same tokens without drafts: DraftAccount (cost/account.py)
     ```
 
-    Until a few drafts were looked at, one request tries them for everybody; then four times as many as have drafted
-    together before, because nobody knows how long drafting takes for more. Where drafts do not pay, one is tried all
-    the same now and then (DraftTries). Nothing is tried while drafting owes time, and nothing drafted at all when it
-    owes much.
+    Until a few drafts are verified, only one request drafts. After that, at most four times as many requests draft as
+    have drafted together before, because the time of drafting for more is unknown. If drafts do not pay off, one is
+    still tried now and then (DraftTries). Nothing is tried while drafting has a net loss of time, and nothing is
+    drafted at all while the loss is large.
     """
 
     _ENOUGH_TRIED = 12
-    """Drafts that were looked at before more than one request has any: a prompt that is read for them is not free."""
+    """Verified drafts before more than one request drafts, since the drafter has to read a prompt for each."""
     _LEAST_GAIN = 1.03
-    """Less is within what measuring can tell."""
+    """Least predicted gain; a smaller one is within measurement error."""
     _BASE_SAMPLES = 3
-    """Steps of a size that are timed without drafts before anything is held against them."""
+    """Steps of a size that are timed without drafts before drafts are compared with them."""
     _FRESH_STEPS = 32
-    """So many steps with drafts, times what they gain, and one is timed without: its time may have changed."""
+    """Steps with drafts, times their gain, after which one step is timed without, since its time may have changed."""
     _REMEMBERED = 512
-    """Steps for which the time of a size counts that was not seen again."""
+    """Steps after which the time of a size that did not recur is forgotten."""
     _FURTHER = 2
-    """So many times as many tokens as in any step that is remembered are planned at most: nobody knows what comes."""
+    """Most tokens of a planned step, as a multiple of the largest remembered step; the time of more is unknown."""
     _GROWTH = 4
-    """So many times as many requests may draft together as have done so before."""
+    """Most requests that may draft together, as a multiple of those that have drafted together before."""
     _FIRST_HOLD = 4
     _LAST_HOLD = 64
-    """For so many steps it stays at no drafts, longer each time: thinking takes a fiftieth of a small model's step."""
+    """Steps without drafts after a negative decision, doubled each time: a decision takes a fiftieth of a small model's
+    step."""
     _LOOKS_EVERY = 8
-    """Meanwhile it looks at every eighth step, for the same reason."""
+    """Interval of the steps that are measured meanwhile, for the same reason."""
     _READ_SPREAD = 32
-    """Steps with drafts that a drafter's reading has to be worth."""
+    """Steps with drafts over which the cost of a drafter's reading is spread."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -186,27 +187,25 @@ class MeasuredDrafts:
         self._num_since_plain = 0
         """Steps with drafts since one without was timed."""
         self._num_tried = 0
-        """Drafts that were looked at."""
+        """Verified drafts."""
         self._held: tuple[int, int] = 0, 0
-        """No drafts for so many steps yet, as long as there are so many requests."""
+        """Steps left of a hold without drafts, and the number of requests for which the hold is valid."""
         self._hold = self._FIRST_HOLD
-        """How long the next time."""
+        """Length of the next hold."""
         self._off = DraftDecision(DraftReason.DOES_NOT_PAY, 0, 0.0, 0.0, 0.0)
-        """The decision of the steps of a hold, with the figures of the best that could have been drafted."""
+        """Decision for the steps of a hold, with the figures of the best plan that was rejected."""
         self._drafted_last: Set[str] = frozenset()
         """Requests with drafts in the last step."""
         self._account = DraftAccount()
         self._unbooked_s = 0.0
-        """Time of the steps that the account has not been told of."""
+        """Time of the steps that are not yet in the account."""
         self._decision: DraftDecision | None = None
 
     @property
     def decision(self) -> DraftDecision | None:
-        """See DraftGate."""
         return self._decision
 
     def num_drafts(self, requests: Sequence[Request]) -> Sequence[int]:
-        """See DraftGate."""
         self._decision = None
         if not requests:
             return ()
@@ -245,12 +244,11 @@ class MeasuredDrafts:
         return wanted
 
     def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
-        """See DraftGate."""
         self._num_steps += 1
         self._unbooked_s += seconds.step_s
         asked = {request.request_id: request.num_draft_tokens for request in scheduled if request.num_draft_tokens}
         if not asked and self._held[1] and self._num_steps % self._LOOKS_EVERY:
-            self._drafted_last = asked.keys()  # nobody
+            self._drafted_last = asked.keys()  # empty
             return
         verified = [commit for commit in commits if commit.num_draft_tokens]
         num_drafts = sum(commit.num_draft_tokens for commit in verified)
@@ -261,7 +259,7 @@ class MeasuredDrafts:
         if not seconds.step_s or not num_decoding:
             return
         verified_s = 0.0
-        if num_decoding == len(scheduled):  # what drafts add to a step with prompts is not told apart
+        if num_decoding == len(scheduled):  # a step with prompts does not show what drafts add
             verified_s = seconds.step_s - seconds.draft_s
             self._step_times.learn(num_decoding + num_drafts, verified_s, self._num_steps)
             self._num_since_plain = self._num_since_plain + 1 if asked else 0
@@ -273,30 +271,29 @@ class MeasuredDrafts:
                 times.forget(self._num_steps - self._REMEMBERED)
 
     def forget(self, request_id: str) -> None:
-        """See DraftGate."""
         self._acceptances.forget(request_id)
 
     def _timed_without(self, requests: Sequence[Request]) -> tuple[int, ...]:
-        """No drafts, to know what a step takes without."""
+        """Return no drafts, to measure a step without them."""
         self._held = 0, 0
         self._decision = DraftDecision(DraftReason.UNKNOWN, 0, float(len(requests)), 0.0, 0.0)
         return (0,) * len(requests)
 
     def _taken(self, reason: DraftReason, plan: DraftPlan, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """These drafts of a plan, or fewer."""
+        """Record the decision and return these drafts of a plan, or fewer."""
         self._held = 0, 0
         self._decision = DraftDecision(reason, sum(wanted), plan.tokens, plan.seconds, plan.plain_seconds)
         return wanted
 
     def _scouted(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
-        """Of these drafts only one request's, and one at least: the others wait for its experience."""
+        """Return the drafts of one request only, and at least one: the other requests wait for its outcome."""
         known = [place for place, request in enumerate(requests) if request.request_id in self._acceptances]
         scout = known[0] if known else 0
         self._acceptances.begin(requests[scout].request_id)
         return tuple(max(1, n) if place == scout else 0 for place, n in enumerate(num_drafts))
 
     def _some(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
-        """Of these drafts those of as many requests as may have any."""
+        """Return the drafts of as many requests as may draft together."""
         places = [place for place, number in enumerate(num_drafts) if number]
         chosen = set(places[: self._GROWTH * self._draft_times.most_together])
         for place in chosen:
@@ -315,14 +312,15 @@ class MeasuredDrafts:
         return seconds
 
     def _to_read_s(self, requests: Sequence[Request]) -> float:
-        """Of one request, its part in a step's time of what is to be read before the first draft."""
+        """Return one request's share of a step for the reading that drafters do before the first draft."""
         num_tokens = sum(request.num_tokens for request in requests if request.request_id not in self._drafted_last)
         return num_tokens / len(requests) * self._draft_times.read_s / self._READ_SPREAD
 
     def _learn_drafting(
         self, verified: Sequence[Commit], scheduled: Sequence[ScheduledRequest], draft_s: float
     ) -> float:
-        """What drafting took, without hiccups; who has not drafted in the last step had something to read first."""
+        """Learn the time of drafting without outliers; requests that did not draft in the last step had text to read
+        first."""
         num_unread = sum(
             request.num_computed_tokens
             for request in scheduled
@@ -332,10 +330,10 @@ class MeasuredDrafts:
         return self._draft_times.learn(len(verified), deepest, num_unread, draft_s, self._num_steps)
 
     def _book(self, num_decoding: int, num_drafts: int, num_stood: int, drafting_s: float, verified_s: float) -> None:
-        """What drafts lost, or won: the time to draft, and what they added to the target's pass.
+        """Book the time that drafts lost or saved: drafting, and what they added to the target's pass.
 
-        That pass is told by its length, 0 where nobody was asked or it is not known; with no draft to verify it may be
-        longer, too, because it is watched.
+        `verified_s` is the length of that pass; 0 if no drafts were requested or the length is unknown. It may be
+        longer even without a draft to verify, because the pass is observed.
         """
         if self._step_times.num_learned(num_decoding) < self._BASE_SAMPLES:
             return
@@ -347,10 +345,12 @@ class MeasuredDrafts:
         self._unbooked_s = 0.0
 
     def _num_stood(self, commit: Commit) -> int:
-        """Of a request's drafts; what that tells of the next ones is learned."""
+        """Return the number of accepted drafts of a request, after learning its acceptance from them."""
         num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
         is_cut = commit.finish_reason is not None and num_stood < commit.num_draft_tokens
-        if commit.request_id in self._acceptances and not is_cut:  # neither ended meanwhile, nor by one of these tokens
+        if (
+            commit.request_id in self._acceptances and not is_cut
+        ):  # skip requests that ended meanwhile, or whose end cut these drafts
             if num_stood:
                 self._hold = self._FIRST_HOLD
                 self._tries.stood(commit.request_id)
@@ -361,7 +361,7 @@ class MeasuredDrafts:
         return num_stood
 
     def _with_try(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
-        """The same, with a single draft for one of those without, if it is time to try."""
+        """Return the wanted drafts, with a single one for a request without any if a try is due."""
         place = self._tries.place(requests, wanted, may_begin=not self._account.owes)
         if place is None:
             return tuple(wanted)
@@ -374,40 +374,39 @@ class DraftShares(SchedulerPart):
     """The scheduler's part that gives decodes their drafts.
 
     Args:
-        gate: decides how many are wanted.
+        gate: rule for the number of wanted drafts.
     """
 
     def __init__(self, gate: DraftGate) -> None:
         self._gate = gate
 
     def of(self, plan: StepPlan, decoding: Sequence[Request]) -> Iterator[int]:
-        """Yield for each request its drafts, as far as the budget has tokens for everybody else."""
+        """Yield the drafts of each request, as far as the budget leaves a token for every other request."""
         num_spare = plan.budget.remaining - len(plan.order.running)
         wanted = self._gate.num_drafts(decoding)
         plan.drafts = self._gate.decision
         for request, num_wanted in zip(decoding, wanted, strict=True):
             num_drafts = max(0, min(num_wanted, num_spare, request.num_outputs_left - 1))
-            if request.status is RequestStatus.RUNNING:  # else it was preempted a moment ago
+            if request.status is RequestStatus.RUNNING:  # otherwise it was just preempted
                 num_spare -= num_drafts
             yield num_drafts
 
     def learn(
         self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
     ) -> None:
-        """Tell the gate what became of a step."""
+        """Pass the outcome of a step to the gate."""
         self._gate.learn(requests, commits, seconds)
 
     def ended(self, request: Request) -> None:
-        """Forget a request."""
         self._gate.forget(request.request_id)
 
 
 def make_drafts(config: SpeculativeConfig | None, max_drafts: int | None = None) -> DraftShares | None:
-    """Return the part that the settings ask for; None where nobody drafts.
+    """Return the drafting part for these settings; None without speculation.
 
     Args:
         config: of speculation.
-        max_drafts: most tokens in a row that the drafter can guess; None: any number.
+        max_drafts: most tokens in a row that the drafter can propose; None: any number.
     """
     if config is None:
         return None

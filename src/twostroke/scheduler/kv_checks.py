@@ -1,6 +1,6 @@
-"""The scheduler's part of the KV self-check: which hits are checked, which block of each, and who read a bad one.
+"""The scheduler's part of the KV self-check: the choice of hits and blocks, and the requests that read a bad block.
 
-A function of how many hits there were, no dice; a replay chooses the same.
+The choice depends only on the number of hits, not on randomness, so a replay makes the same one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 class HitSampler:
-    """Chooses a share of the hits, evenly, and positions that leave no part of long prefixes out.
+    """Sampler of an even share of the hits, at positions that cover all parts of long prefixes.
 
-    The n-th hit is checked when n x rate passes a whole number. The k-th check looks at its prefix where the fraction
-    of k x golden ratio says: these spread over the unit interval about as evenly as anything can at every length
-    (Knuth, The Art of Computer Programming 3, 6.4, on Fibonacci hashing).
+    The n-th hit is checked when n x rate passes a whole number. The k-th check takes the block at the fractional part
+    of k x golden ratio of its prefix: these fractions are spread about as evenly over the unit interval as possible at
+    every length (Knuth, The Art of Computer Programming 3, 6.4, on Fibonacci hashing).
 
     >>> sampler = HitSampler(0.5)
     >>> [sampler.choose(num_blocks=10) for _ in range(10)]
@@ -29,13 +29,13 @@ class HitSampler:
     """
 
     def __init__(self, rate: float) -> None:
-        """`rate` is the share, 0 to 1."""
+        """Set the share of hits to check, 0 to 1."""
         self._rate = rate
         self._num_hits = 0
         self._num_checks = 0
 
     def choose(self, num_blocks: int) -> int | None:
-        """Counts a hit of `num_blocks` blocks; the entry to check, or None."""
+        """Count a hit of `num_blocks` blocks; return the entry to check, or None."""
         self._num_hits += 1
         if math.floor(self._num_hits * self._rate) == math.floor((self._num_hits - 1) * self._rate):
             return None
@@ -44,7 +44,7 @@ class HitSampler:
 
 
 class KVChecks(SchedulerPart):
-    """Chooses what is checked of the hits of a step, and knows who is concerned by what was found.
+    """Choice of the checks of a step, and search for the requests that a bad block affects.
 
     Args:
         kv: the KV cache's accounts.
@@ -57,9 +57,9 @@ class KVChecks(SchedulerPart):
         self._sampler = HitSampler(kv.check_rate)
 
     def closing(self, plan: StepPlan) -> None:
-        """Check those that were just admitted with a cached prefix.
+        """Add checks for requests that were just admitted with a cached prefix.
 
-        Checks come before a step, in which what is loaded with it is not there yet.
+        Checks run before the step; blocks that are loaded with the step are not there yet.
         """
         if plan.kv_moves is None or not plan.kv_moves.loads:
             checks = (self._of_hit(self._requests[hit.request_id], hit.num_cached_tokens) for hit in plan.admitted)
@@ -74,7 +74,7 @@ class KVChecks(SchedulerPart):
     def suspects(
         self, running: Iterable[Request], found_for: Request, entry: int, block_ids: Sequence[int | None]
     ) -> list[Request]:
-        """Those who may have read these blocks, which hold page `entry` of the prefix of `found_for`."""
+        """Return the requests that may have read these blocks, which hold page `entry` of the prefix of `found_for`."""
         return [
             request
             for request in running
@@ -88,7 +88,8 @@ class KVChecks(SchedulerPart):
         ]
 
     def _of_hit(self, request: Request, num_cached_tokens: int) -> KVCheck | None:
-        """Where a window has let go of what the chosen block was computed from, the next one takes its place."""
+        """Return a check for a hit; if the context of the chosen block is gone (sliding window), take the next
+        block."""
         num_blocks = num_cached_tokens // self._kv.layout.block_size
         chosen = self._sampler.choose(num_blocks) if num_blocks else None
         if chosen is None:

@@ -1,4 +1,4 @@
-"""The scheduler's part of the tier in host memory: when what is there comes back, and which copies go with a step."""
+"""The scheduler's part of the host memory tier: when offloaded KV returns, and which copies go with a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twostroke.scheduler.step_plan import Admittance, HeadRefusal, SchedulerPart
 
 
 class Offload(SchedulerPart):
-    """Brings prefixes back from host memory.
+    """Loads of prefixes from host memory.
 
     Args:
         prefixes: the prefix cache, in both places.
@@ -21,16 +21,19 @@ class Offload(SchedulerPart):
         self._prefixes = prefixes
 
     def between_steps(self) -> None:
-        """Let what was to be fetched beside passes decided so far be found: later passes begin when it is there."""
+        """Make blocks findable that were prefetched during earlier passes: later passes begin when they are there."""
         self._prefixes.take_in_prefetched()
 
     def closing(self, plan: StepPlan) -> None:
-        """Hand out the copies of a step."""
+        """Attach the copies to a step."""
         plan.kv_moves = self._prefixes.take_moves(runs=bool(plan.shares))
 
     def brought_back(self, plan: StepPlan, request: Request, verdict: Admittance) -> Admittance | HeadRefusal:
-        """What of its prefix is in host memory comes back: beside the passes of others, so that no token waits for a
-        copy, and in a step no more tokens than it may compute; at once where nobody else computes anything."""
+        """Load the part of the head's prefix that is in host memory, and return how to proceed.
+
+        If other requests compute, it is prefetched during their passes, so that no token waits for a copy, and with at
+        most as many tokens as a step may compute. If nothing else runs, it is loaded at once.
+        """
         if not verdict.cached.offloaded:
             return verdict
         if plan.shares:

@@ -1,25 +1,25 @@
-"""How a step is decided: decodes, prefills, admissions, and who gives way when blocks run out.
+"""Phases of a step's scheduling: decodes, prefills, admissions, and preemption when blocks run out.
 
-Both strokes draw on one token budget, decodes first; prompts get what is left:
+Prefill and decode draw on one token budget. Decodes come first; prompts get the rest:
 
     budget 1,024    |dddd… 32 decodes|######## 992 prompt tokens ########|
 
-So a prompt of 8,192 tokens takes 8 steps when it runs alone and 9 beside 32 decodes (9 x 992 >= 8,192 > 8 x 992). The
-other rule, a budget for prompt tokens only, would let the length of a step depend on the number of decodes.
+So a prompt of 8,192 tokens takes 8 steps when it runs alone and 9 with 32 decodes (9 x 992 >= 8,192 > 8 x 992). The
+alternative, a budget for prompt tokens only, would let the length of a step depend on the number of decodes.
 
 KV memory is promised before it is used. A request is admitted when the blocks for everything it has to compute fit
-beside what the running prefills were promised and have not taken yet:
+in addition to what the running prefills were promised and have not taken yet:
 
     free blocks   |  promised to prefills, not taken  |  needed by the head  |  spare  |
 
-so that no prefill is admitted only to be preempted for want of its own prompt's blocks. What running requests will
-generate is not promised; when that runs out, the least urgent one is preempted.
+So no prefill is admitted only to be preempted for lack of its own prompt's blocks. The future output of running
+requests is not promised; when blocks for it run out, the least urgent request is preempted.
 
-(A chunk takes all of the budget that is left, so a step that gets as far as admission has no unfinished prefill, unless
-the order lets the head of the queue go before it. The promise keeps that, and a rule with smaller chunks, from
-overcommitting.)
+(A chunk takes the whole remaining budget, so a step that reaches admission has no unfinished prefill, unless the order
+lets the head of the queue go before it. The promise prevents overcommitment in that case, and under a rule with smaller
+chunks.)
 
-If the head cannot start, nobody behind it does: a small request never slips past a large one for ever.
+If the head cannot start, no request behind it does: small requests cannot starve a large one.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from twostroke.scheduler.step_plan import (
 
 _Phase = Callable[[StepPlan], None]
 FIRST_GUESS = 512
-"""Tokens of a prompt, before any has come."""
+"""Assumed prompt length before the first request arrives."""
 _LEARNED = 0.1
 """Weight of the latest prompt in the typical one."""
 
 
 class StepPhases:
-    """The queues, and the phases in which a step is decided.
+    """Queues, and the phases in which a step is decided.
 
     Args:
-        config: what a user may set.
+        config: the scheduler's settings.
         kv: the KV cache's accounts.
 
     Raises:
@@ -70,7 +70,7 @@ class StepPhases:
         self._kv = kv
         self._most_tokens = config.max_num_batched_tokens
         self._chunk_rule, self._plan_type, gate = variant_of(config, kv.keeps_computed_kv)
-        # Everybody who runs can have a token in every step.
+        # Every running request can have a token in every step.
         max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._admission = HeadAdmission(kv, self._chunk_rule, max_num_running, gate)
         self._foreground = self._order = make_order(config)
@@ -82,7 +82,7 @@ class StepPhases:
         self._typical_prompt = float(FIRST_GUESS)
         """Tokens that a foreground request has to compute when it is admitted: a moving average."""
         self._parts: list[SchedulerPart] = [] if gate is None else [gate]
-        """What is switched on beyond the plain loop, in the order in which it is told."""
+        """Enabled features beyond the plain loop, in the order in which they are called."""
         self._slo_budget: SloBudget | None = None
         self._drafts: DraftShares | None = None
         self._offload: Offload | None = None
@@ -96,7 +96,7 @@ class StepPhases:
         return self._slo_budget.tokens(now_s, self._foreground.running, waiting.first if len(waiting) else None)
 
     def _schedule_background(self, plan: StepPlan, tiers: Tiers) -> None:
-        """Let background work have what room there is beside the shares that are taken."""
+        """Schedule background work in the budget that the foreground leaves."""
         plan.order = tiers.background
         taken = [share.scheduled for share in plan.shares.values()]
         room = tiers.room.tokens(taken, plan.order, self._typical_prompt)
@@ -104,7 +104,7 @@ class StepPhases:
         self._schedule_tier(plan)
 
     def _schedule_tier(self, plan: StepPlan) -> None:
-        """The first round that schedules anything makes the step."""
+        """Run the rounds of phases until one schedules anything."""
         for phases in self._rounds:
             for phase in phases:
                 phase(plan)
@@ -112,7 +112,7 @@ class StepPhases:
                 return
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
-        """Take a token for everybody who decodes, and drafts for those in the foreground."""
+        """Take a token for every decoding request, and drafts for those in the foreground."""
         decoding = [
             request
             for request in plan.order.running.snapshot()
@@ -121,7 +121,7 @@ class StepPhases:
         drafts = self._drafts if plan.order is self._foreground else None
         num_drafts = repeat(0) if drafts is None else drafts.of(plan, decoding)
         for request, num in zip(decoding, num_drafts, strict=False):
-            # else it was preempted a moment ago; and in the background there may be room for some of the decodes only
+            # skip requests that were just preempted; the background may have room for only some decodes
             if request.status is RequestStatus.RUNNING and plan.budget.remaining > 0:
                 self._schedule_decode(plan, request, num)
 
@@ -129,7 +129,7 @@ class StepPhases:
         start = request.num_computed_tokens
         updates = self._kv.try_allocate(request.request_id, start, start + 1 + num_drafts)
         if updates is None:
-            # Nobody gives way for drafts.
+            # No request is preempted for drafts.
             num_drafts = 0
             updates = self._allocate_by_preempting(plan, request, start + 1)
             if updates is None:
@@ -138,7 +138,7 @@ class StepPhases:
         plan.take(request, Stroke.DECODE, 1 + num_drafts, updates)
 
     def _schedule_prefills(self, plan: StepPlan) -> None:
-        """The next chunk of everybody who is admitted and not through with what was known then."""
+        """Take the next chunk of every admitted request that has not computed all that was known at admission."""
         waiting = plan.order.waiting
         for request in plan.order.running.snapshot():
             if request.num_computed_tokens >= request.num_prefill_tokens or waits_for_update(request):
@@ -146,7 +146,7 @@ class StepPhases:
             while plan.refusal is None and len(waiting) and plan.order.goes_before(waiting.first, request):
                 plan.refusal = self._try_admit(plan, waiting.first)
             if request.status is not RequestStatus.RUNNING:
-                continue  # preempted a moment ago
+                continue  # it was just preempted
             num_left = request.num_tokens + request.num_pending_tokens - request.num_computed_tokens
             num_now = self._chunk_rule.num_tokens_now(num_left, plan.budget)
             plan.is_cut = plan.is_cut or num_now < num_left
@@ -157,7 +157,7 @@ class StepPhases:
                 plan.take(request, Stroke.PREFILL, num_now, updates)
 
     def _admit(self, plan: StepPlan) -> None:
-        """From the head of the queue on, as long as slots, budget and blocks last."""
+        """Admit from the head of the queue, as long as slots, budget and blocks last."""
         while len(plan.order.waiting) and plan.refusal is None:
             plan.refusal = self._try_admit(plan, plan.order.waiting.first)
 
@@ -205,13 +205,14 @@ class StepPhases:
         return self._admission.consider(request, plan.budget, len(self._running), self._prefills())
 
     def _prefills(self) -> list[Request]:
-        """Running requests that have not computed all that they had at admission."""
+        """Return the running requests that have not computed all that they had at admission."""
         return [request for request in self._running if request.num_computed_tokens < request.num_prefill_tokens]
 
     def _allocate_by_preempting(
         self, plan: StepPlan, request: Request, end: int
     ) -> tuple[BlockTableUpdate, ...] | None:
-        """Blocks up to token `end`, taken from the least urgent if need be; None when that is the request itself."""
+        """Return blocks up to token `end`, preempting the least urgent requests if needed; None if that is the request
+        itself."""
         start = request.num_computed_tokens
         while (updates := self._kv.try_allocate(request.request_id, start, end)) is None:
             victim = self._running.last
@@ -221,10 +222,10 @@ class StepPhases:
         return updates
 
     def _preempt(self, plan: StepPlan, request: Request, *, by: Request) -> None:
-        """Gives a request's blocks back, which `by` needs; it will compute its tokens again, its output included.
+        """Free a request's blocks for `by`; it will recompute its tokens, output included.
 
-        Recomputing, not copying out: a prefill of known tokens is cheap beside generating them, and what is still in
-        the prefix cache by then is not computed again. A share that it was given in this very step is taken back.
+        Recomputing replaces copying out: a prefill of known tokens is cheap compared with generating them, and what is
+        still in the prefix cache by then is not recomputed. A share that it got in this very step is taken back.
         """
         request_id = request.request_id
         plan.take_back(request)
@@ -242,13 +243,13 @@ class StepPhases:
 
 
 class HeadAdmission:
-    """Asks slots, budget and blocks, in this order.
+    """Admission control: checks slots, budget and blocks, in this order.
 
     Args:
         kv: the KV cache's accounts.
         chunk_rule: how much of a prompt a step computes.
         max_num_running: slots.
-        gate: of static batching; None: somebody may always join.
+        gate: of static batching; None: requests may join at any time.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class HeadAdmission:
     def consider(
         self, request: Request, budget: TokenBudget, num_running: int, prefills: Iterable[Request]
     ) -> Admittance | HeadRefusal:
-        """How the head of the queue starts now, or why it does not.
+        """Return how the head of the queue starts now, or why it does not.
 
         Args:
             request: the head of the queue.
@@ -305,9 +306,9 @@ class HeadAdmission:
 
 
 def waits_for_update(request: Request) -> bool:
-    """Nothing can be scheduled for it before the result of a step in flight is known.
+    """Return whether a request can only be scheduled after the result of a step in flight.
 
-    Either its last token is in flight, or drafts are, and nobody knows how many of them will stand.
+    Either its last token is in flight, or drafts are, whose acceptance is unknown.
     """
     if not request.num_pending_tokens:
         return False
@@ -316,7 +317,7 @@ def waits_for_update(request: Request) -> bool:
 
 
 def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkedPrefill, max_model_len: int) -> int:
-    """Return the blocks of one request of the greatest length, which must have room for all of them alone.
+    """Return the blocks of one request of the greatest length; check that the pool has as many.
 
     Raises:
         DoesNotFit: there are too few.
@@ -325,21 +326,21 @@ def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkedPrefill, max_mode
     if needed > kv.num_blocks:
         raise DoesNotFit(
             f"max_model_len={max_model_len} needs {needed} KV blocks of {kv.layout.block_words}, "
-            f"{kv.num_blocks} are there. Lower max_model_len, or give the KV cache "
+            f"and there are {kv.num_blocks}. Lower max_model_len, or give the KV cache "
             f"{needed * kv.layout.bytes_per_block:,} bytes or more."
         )
     return needed
 
 
 def check_that_one_still_fits(kv: KVCacheManager, needed: int, max_model_len: int) -> None:
-    """The same of the blocks that are left when some were taken out of use.
+    """Check that the longest request still fits after blocks were taken out of use.
 
     Raises:
-        EngineError: there are too few, so that a request could wait for ever.
+        EngineError: there are too few blocks, so a request could wait forever.
     """
     if needed > kv.num_usable_blocks:
         raise EngineError(
             f"{kv.num_blocks - kv.num_usable_blocks} of {kv.num_blocks} KV blocks were found corrupt and are out of "
             f"use; a request of max_model_len={max_model_len} tokens needs {needed}. This memory is failing: test it, "
-            "and start the engine again."
+            "and restart the engine."
         )

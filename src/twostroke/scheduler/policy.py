@@ -1,44 +1,44 @@
-"""Who goes first. One key per request, fixed at arrival, orders both queues:
+"""Policies: the order of both queues. One key per request, fixed at arrival, orders them:
 
-    waiting   smallest key = head, admitted next          running   largest key = gives way when blocks run out
+    waiting   smallest key = head, admitted next          running   largest key = preempted when blocks run out
 
     fcfs       key = (arrival_time_s, number)
     priority   key = (priority x ageing_s + arrival_time_s, number)
-    fair       key = (arrival_time_s, number) among a tenant's own; among tenants see below
+    fair       key = (arrival_time_s, number) within a tenant; between tenants see below
 
-With a limit for the TTFT (ttft_slo) a prompt that takes longer than that by itself cannot keep it, however soon it
-starts. It gives way to those that still can: its key is later by GIVES_WAY x own prefill - limit. So it is overtaken
-only by requests that arrive less than that after it, and equal prompts stay in the order of their arrival.
+With a TTFT limit (ttft_slo), a prompt that takes longer than the limit by itself cannot meet it, however soon it
+starts. It yields to those that still can: its key is later by GIVES_WAY x own prefill - limit. So only requests that
+arrive within that time after it overtake it, and equal prompts stay in the order of their arrival.
 
-A preempted request keeps its key, hence stands before everyone who came after it.
+A preempted request keeps its key, so it is ahead of every request that arrived after it.
 
-Why nobody starves under `priority`: let a have priority p and arrive at t, and b priority q < p, d = p - q. Then b
-goes before a only if  q x ageing_s + t_b < p x ageing_s + t,  that is  t_b < t + d x ageing_s.  Whoever arrives more
-than d x ageing_s seconds after a never overtakes it, and only finitely many arrive before that. Since the key does
-not move with the clock, waiting is "ageing" without any work per step: all keys would age at the same rate.
+No request starves under `priority`. Let a have priority p and arrive at t, and b priority q < p, d = p - q. Then b
+goes before a only if  q x ageing_s + t_b < p x ageing_s + t,  that is  t_b < t + d x ageing_s.  A request that arrives
+more than d x ageing_s seconds after a never overtakes it, and only finitely many arrive before that. Since all keys
+would age at the same rate, they need no update by the clock.
 
-Fairness among tenants: who has been served least goes first.
+Fairness among tenants: the tenant served least goes first.
 
-Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant pays for what is
-computed for it: `fair_prompt_weight` a prompt token when its request is admitted (cached ones are free), and
-`fair_output_weight` an output token when it is committed. Of the tenants with somebody waiting the one that has paid
-least is served next. A tenant that comes back from idling is lifted to the least of those who are active: idling earns
-nothing. For two tenants that never run out of requests, what they have paid differs by at most
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A tenant is charged for
+its computation: `fair_prompt_weight` per prompt token when its request is admitted (cached ones are free), and
+`fair_output_weight` per output token when it is committed. Of the tenants with waiting requests, the one charged least
+is served next. A tenant that returns from idling is lifted to the least counter of the active ones, so idling earns
+no credit. For two tenants that never run out of requests, the counters differ by at most
 2 x max(prompt weight x longest prompt, output weight x tokens that run at once): the paper's bound, which
-tests/property/test_fairness.py holds this one to.
+tests/property/test_fairness.py checks.
 
-That alone lets a flood fill all slots before a newcomer arrives. So, beyond the paper:
+This alone would let a flood fill all slots before another tenant arrives. So, beyond the paper:
 
-    a slot or KV    the head of the queue may displace the youngest request of the tenant that holds most, as long as
-                    that tenant still holds no less than the head's afterwards. Then it cannot be displaced back: both
-                    have moved towards the same share, and they do so at most once a step.
-    token budget    prefills go by how many requests their tenant has running, fewest first; a head whose tenant has
-                    fewer running than that of a prefill under way goes before its next chunk; of one tenant's own,
-                    the earlier key goes first where there is a limit for the TTFT
-    KV shortage     the youngest request of the tenant with most running gives way
+    a slot or KV    the head of the queue may displace the youngest request of the tenant that holds most, if that
+                    tenant still holds no less than the head's tenant afterwards. It cannot be displaced back: both
+                    have moved towards the same share, at most once a step.
+    token budget    prefills are ordered by their tenant's number of running requests, fewest first; a head whose tenant
+                    has fewer running than the tenant of a prefill in progress goes before its next chunk; within a
+                    tenant, the earlier key goes first if there is a TTFT limit
+    KV shortage     the youngest request of the tenant with most running requests is preempted
 
-Nobody starves: a tenant's own requests keep their order, everybody who is served before its first one pays for it, and
-whoever is displaced is the youngest of several.
+No request starves: a tenant's own requests keep their order, every tenant served before is charged for it, and a
+displaced request is always the youngest of several.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Arrival, Key, Request
 
 GIVES_WAY = 4.0
-"""Factor on its own prefill time by which a prompt gives way when it cannot keep the limit. It is done sooner while
-other requests take less than three quarters of the time."""
+"""Factor on its own prefill time by which a prompt that cannot meet the limit is delayed. Its prefill completes sooner
+while other requests take less than three quarters of the time."""
 
 
 def make_policy(
     config: SchedulerConfig, prefill_s: Callable[[int], float] | None = None
 ) -> Callable[[Arrival, int], Key]:
-    """Return the function that gives an arrival its key.
+    """Return the function that computes an arrival's key.
 
     Args:
         config: with or without a limit for the TTFT.
@@ -70,7 +70,9 @@ def make_policy(
 
     def key(arrival: Arrival, number: int) -> Key:
         later_s = 0.0
-        if limit_s is not None and prefill_s is not None and arrival.import_id is None:  # else it has no prefill here
+        if (
+            limit_s is not None and prefill_s is not None and arrival.import_id is None
+        ):  # an imported request has no prefill here
             own_s = prefill_s(arrival.num_prompt_tokens)
             later_s = GIVES_WAY * own_s - limit_s if own_s > limit_s else 0.0
         return arrival.priority * ageing_s + arrival.arrival_time_s + later_s, number
@@ -79,8 +81,8 @@ def make_policy(
 
 
 class RequestQueue:
-    """Requests in the order of their keys. Looking at an end is O(1); add and remove are a binary search and a shift
-    of pointers, a few microseconds with a hundred thousand waiting."""
+    """Requests in the order of their keys. Reading an end is O(1); add and remove are a binary search and a shift
+    of pointers, a few microseconds with a hundred thousand requests waiting."""
 
     def __init__(self) -> None:
         self._keys: list[Key] = []
@@ -94,49 +96,49 @@ class RequestQueue:
 
     @property
     def first_key(self) -> Key:
-        """Of the most urgent."""
+        """Key of the most urgent request."""
         return self._keys[0]
 
     @property
     def last_key(self) -> Key:
-        """Of the least urgent."""
+        """Key of the least urgent request."""
         return self._keys[-1]
 
     @property
     def first(self) -> Request:
-        """The most urgent."""
+        """The most urgent request."""
         return self._requests[0]
 
     @property
     def last(self) -> Request:
-        """The least urgent."""
+        """The least urgent request."""
         return self._requests[-1]
 
     def snapshot(self) -> tuple[Request, ...]:
-        """The requests as they stand, to walk through while the queue changes."""
+        """Return a copy of the queue, to iterate over while the queue changes."""
         return tuple(self._requests)
 
     def add(self, request: Request) -> None:
-        """Put a request in its place."""
+        """Insert a request by its key."""
         at = bisect.bisect_left(self._keys, request.key)
         self._keys.insert(at, request.key)
         self._requests.insert(at, request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out."""
+        """Remove a request."""
         at = bisect.bisect_left(self._keys, request.key)
         assert self._keys[at : at + 1] == [request.key], f"no request with key {request.key}"
         del self._keys[at]
         del self._requests[at]
 
     def check_invariants(self) -> None:
-        """Keys rise strictly."""
+        """Check that keys strictly increase."""
         assert all(a < b for a, b in zip(self._keys, self._keys[1:], strict=False)), "the queue is out of order"
         assert len(self._keys) == len(self._requests), f"{len(self._keys)} keys, {len(self._requests)} requests"
 
 
 class Queue(Protocol):
-    """Requests in an order; see RequestQueue."""
+    """Requests in an order, as in RequestQueue."""
 
     def __len__(self) -> int: ...
 
@@ -144,56 +146,57 @@ class Queue(Protocol):
 
     @property
     def first(self) -> Request:
-        """The most urgent."""
+        """The most urgent request."""
         ...
 
     @property
     def last(self) -> Request:
-        """The least urgent."""
+        """The least urgent request."""
         ...
 
     def snapshot(self) -> tuple[Request, ...]:
-        """The requests as they stand."""
+        """Return a copy of the queue, to iterate over while the queue changes."""
         ...
 
     def add(self, request: Request) -> None:
-        """Put a request in its place."""
+        """Insert a request in its place."""
         ...
 
     def remove(self, request: Request) -> None:
-        """Take a request out."""
+        """Remove a request."""
         ...
 
     def check_invariants(self) -> None:
-        """The order is what it should be."""
+        """Check the order."""
         ...
 
 
 class QueueOrder:
-    """Both queues, and what a policy makes of who was served.
+    """Both queues, and a policy's reaction to completed work.
 
-    Here the keys say it all: what was served changes nothing, and nobody who runs makes room for somebody who waits.
+    Here only the keys matter: completed work changes nothing, and no running request makes room for a waiting one.
     """
 
     def __init__(self) -> None:
         self.waiting: Queue = RequestQueue()
-        """Its first is admitted next."""
+        """Queue whose first request is admitted next."""
         self.running: Queue = RequestQueue()
-        """Its last gives way when blocks run out."""
+        """Queue whose last request is preempted when blocks run out."""
 
     def arrived(self, request: Request) -> None:
-        """A request is about to join the queue."""
+        """Note that a request is about to join the queue."""
 
     def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Work was done for a request."""
+        """Charge for work that was done for a request."""
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
-        """Return whether the head of the queue may start before a prefill under way goes on."""
+        """Return whether the head of the queue may start before a prefill in progress continues."""
         del head, prefill
         return False
 
     def displaced_by(self, head: Request, limit: Limit) -> Request | None:
-        """Return who has to make room for the head of the queue, which this limit keeps out; None: it waits."""
+        """Return the request to displace for the head of the queue, which this limit keeps out; None: the head
+        waits."""
         del head, limit
         return None
 
@@ -201,11 +204,10 @@ class QueueOrder:
 class DeadlineOrder(QueueOrder):
     """Order by the keys, also for prefills in progress.
 
-    A chunk goes first to the head of the queue if its key is earlier. The module says what makes a key earlier.
+    A chunk goes first to the head of the queue if its key is earlier. The module's text explains the keys.
     """
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
-        """Compare the keys."""
         return head.key < prefill.key
 
 
@@ -213,11 +215,11 @@ class DeadlineOrder(QueueOrder):
 
 
 Rank = Callable[[str], tuple[float, ...]]
-"""Of a tenant, smaller goes first. It may change with everything that happens."""
+"""Rank of a tenant; smaller goes first. Any event may change it."""
 
 
 class TenantQueues:
-    """A queue in the order of the tenants' ranks as they are now, and within each tenant in the order of the keys."""
+    """A queue ordered by the tenants' current ranks, and within each tenant by the keys."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -233,38 +235,35 @@ class TenantQueues:
 
     @property
     def tenants(self) -> Iterator[str]:
-        """Who has a request here."""
+        """Tenants with a request in the queue."""
         return iter(self._queues)
 
     @property
     def first(self) -> Request:
-        """The first of the tenant that goes first."""
+        """The first request of the first tenant."""
         return min(self._queues.items(), key=lambda item: (self._rank(item[0]), item[1].first_key))[1].first
 
     @property
     def last(self) -> Request:
-        """The last of the tenant that goes last."""
+        """The last request of the last tenant."""
         return max(self._queues.items(), key=lambda item: (self._rank(item[0]), item[1].last_key))[1].last
 
     def num_of(self, tenant: str) -> int:
-        """Requests of this tenant."""
+        """Return the number of requests of a tenant."""
         return len(self._queues.get(tenant, ()))
 
     def of(self, tenant: str) -> RequestQueue:
-        """The queue of a tenant that has one."""
+        """Return the queue of a tenant that has one."""
         return self._queues[tenant]
 
     def snapshot(self) -> tuple[Request, ...]:
-        """The requests as they stand, to walk through while the queue changes."""
         return tuple(self)
 
     def add(self, request: Request) -> None:
-        """Put a request in its place."""
         self._num_requests += 1
         self._queues.setdefault(request.arrival.tenant, RequestQueue()).add(request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out."""
         tenant = request.arrival.tenant
         self._num_requests -= 1
         self._queues[tenant].remove(request)
@@ -272,7 +271,7 @@ class TenantQueues:
             del self._queues[tenant]
 
     def check_invariants(self) -> None:
-        """Every tenant's queue is in order, and none is empty."""
+        """Check that every tenant's queue is in order, and none is empty."""
         for tenant, queue in self._queues.items():
             queue.check_invariants()
             assert queue, f"an empty queue of {tenant!r}"
@@ -281,11 +280,11 @@ class TenantQueues:
 
 
 class FairOrder(QueueOrder):
-    """Both queues by what tenants have paid; within a tenant by the keys.
+    """Both queues ordered by the tenants' charges, and within a tenant by the keys.
 
     Args:
-        config: the weights of tokens, and whether there is a limit for the TTFT. Without one, prefills of
-            one tenant that are under way keep their places.
+        config: the weights of tokens, and the TTFT limit, if any. Without one, prefills of one tenant that are in
+            progress keep their places.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -295,12 +294,12 @@ class FairOrder(QueueOrder):
         self._output_weight = config.fair_output_weight
         self._paid: dict[str, float] = {}
         self._paid_by_last = 0.0
-        """What the tenant had paid that was active last."""
+        """Charge of the tenant that was active last."""
         self.running = self._running = TenantQueues(self._num_running)
         self.waiting = self._waiting = TenantQueues(self._service)
 
     def arrived(self, request: Request) -> None:
-        """Lifts a tenant that comes back."""
+        """Lift the counter of a tenant that returns from idling."""
         tenant = request.arrival.tenant
         active = {*self._waiting.tenants, *self._running.tenants}
         if tenant not in active:
@@ -308,20 +307,19 @@ class FairOrder(QueueOrder):
             self._paid[tenant] = max(self._paid.get(tenant, 0.0), least)
 
     def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Charges the request's tenant."""
+        """Charge the request's tenant."""
         price = self._prompt_weight * num_prompt_tokens + self._output_weight * num_output_tokens
         self._paid[request.arrival.tenant] += price
         self._paid_by_last = self._paid[request.arrival.tenant]
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
-        """Whether the head of the queue may start before a prefill under way goes on."""
         ours, theirs = head.arrival.tenant, prefill.arrival.tenant
         if ours == theirs:
             return self._goes_by_keys and head.key < prefill.key
         return self._num_running(ours) < self._num_running(theirs)
 
     def displaced_by(self, head: Request, limit: Limit) -> Request | None:
-        """Who has to make room for the head of the queue, which lacks a slot or KV."""
+        """Return the request to displace for the head of the queue, which lacks a slot or KV."""
         if limit not in (Limit.SEQS, Limit.KV):
             return None
         weight = _one if limit is Limit.SEQS else _kv_tokens
@@ -346,12 +344,12 @@ def _one(request: Request) -> int:
 
 
 def _kv_tokens(request: Request) -> int:
-    """What it holds, or will once it has started."""
+    """Return the tokens whose KV a request holds, or will hold once it has started."""
     return max(request.num_computed_tokens, request.num_tokens)
 
 
 def make_order(config: SchedulerConfig) -> QueueOrder:
-    """Return the queues that the policy asks for."""
+    """Return the queues for the policy in the settings."""
     if config.policy == "fair":
         return FairOrder(config)
     return QueueOrder() if config.ttft_slo is None else DeadlineOrder()

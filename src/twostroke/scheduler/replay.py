@@ -1,4 +1,4 @@
-"""Decides a recorded run again and compares. A scheduler is pure, so its log is a complete account of it."""
+"""Replay of a recorded run, to compare its decisions. The scheduler is pure, so its log determines them all."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ from twostroke.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class DecisionDifference:
-    """The first decision that came out differently."""
+    """The first decision that differs."""
 
     recorded: ScheduledBatch
     decided: ScheduledBatch
 
 
 def replay(events: Iterable[Event]) -> DecisionDifference | None:
-    """Feeds the inputs of a log to a fresh scheduler, in their order.
+    """Feed the inputs of a log to a new scheduler, in their order.
 
     Args:
         events: a log from its EngineStarted on. A later EngineStarted begins another run.
 
     Returns:
-        The first difference, block ids included; None when every decision is the same.
+        The first difference, block ids included; None if every decision is the same.
 
     Raises:
-        InvalidParameter: the log has a gap, behind which nobody knows what the scheduler knew.
+        InvalidParameter: the log has a gap, after which the scheduler's state is unknown.
     """
     return _replay(events)[0]
 
 
 def scheduler_at_end(events: Iterable[Event]) -> Scheduler:
-    """What a scheduler knew when its log ended: who still held which blocks.
+    """Return the scheduler at the end of a log, with the blocks that requests still hold.
 
     Args:
         events: as in replay.
@@ -95,7 +95,7 @@ def _replay(events: Iterable[Event]) -> tuple[DecisionDifference | None, Schedul
 
 
 def scheduler_of(started: EngineStarted) -> Scheduler:
-    """A scheduler like the one that was recorded, before its first request."""
+    """Return a scheduler like the recorded one, before its first request."""
     kv = KVCacheManager(
         layout_of(started.layout), started.num_blocks, CacheConfig(**started.cache), started.max_model_len
     )
@@ -112,13 +112,13 @@ def scheduler_of(started: EngineStarted) -> Scheduler:
 
 
 def layers_of(started: EngineStarted) -> Layers:
-    """What its queries see, layer by layer."""
+    """Return the layers of the recorded model, with their windows."""
     groups = started.layout["groups"]
     return Layers([group["spec"]["window"] for group in groups for _ in group["layer_ids"]])
 
 
 def layout_of(fields: dict[str, Any]) -> KVLayout:
-    """That of an EngineStarted."""
+    """Return the KV layout of an EngineStarted."""
     groups = tuple(
         KVGroup(tuple(group["layer_ids"]), KVSpec(**group["spec"]), group["pages_per_block"])
         for group in fields["groups"]

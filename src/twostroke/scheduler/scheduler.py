@@ -1,21 +1,21 @@
-"""The scheduler: decides, step by step, who computes how many tokens in which blocks.
+"""The scheduler: decides, step by step, which requests compute how many tokens in which blocks.
 
     add_request ──► waiting ──admit──► running ──► finish, or a commit with a finish reason
                       ▲                   │
-                      └──── preempt ──────┘            quarantine: what a corrupt block has touched starts over, or ends
+                      └──── preempt ──────┘            quarantine: requests that read a corrupt block restart, or end
 
     schedule()   decodes first, one token each and its drafts; then the prefills that run already, in queue order;
                  then admissions. All draw on one token budget; then the same for background work, if there is room.
     update()     the outcome: outputs are counted, rejected drafts rolled back, full blocks become findable.
 
 schedule() may run one step ahead of update(). It counts what it has decided as computed, and a sample in flight as a
-token that is there (the runner has it); only a request whose drafts are in flight waits, because nobody knows yet how
-many of them will stand. Blocks given back while a step that uses them is in flight may be given on at once: steps
-run in order, so their next owner writes after the last reader.
+known token (the runner has it). Only a request with drafts in flight waits, because their acceptance is unknown. Blocks
+freed while a step that uses them is in flight may be reused at once: steps run in order, so the next owner writes after
+the last reader.
 
-Pure: no clock, no dice, no tensors. The same calls make the same decisions, block by block; see replay.py.
+Pure: no clock, no randomness, no tensors. The same calls make the same decisions, block by block; see replay.py.
 
-Progress. Most urgent first, the first running request gets its blocks: it takes them from the least urgent ones, and
+Progress is guaranteed. The most urgent running request gets its blocks: it takes them from the least urgent ones, and
 alone it always fits, which the constructor checks. It therefore ends; then the next one is first.
 """
 
@@ -46,7 +46,7 @@ P = TypeVar("P", bound=SchedulerPart)
 
 
 class Scheduler(StepPhases):
-    """Owns the requests from arrival to end, and the order in which they run."""
+    """Owner of the requests from arrival to end, and of the order in which they run."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Scheduler(StepPhases):
         step_times: PredictsSteps | None = None,
         layers: Layers | None = None,
     ) -> None:
-        """Chooses the parts.
+        """Create the parts that the settings ask for.
 
         Args:
-            config: what a user may set.
+            config: the scheduler's settings.
             kv: the KV cache's accounts.
             max_model_len: tokens of the longest request.
-            speculation: who drafts; None: nobody.
-            max_drafts: most tokens in a row that it can guess; None: any number.
-            step_times: how long steps take; needed where the settings limit that.
-            layers: of the model, for the work of a step; likewise.
+            speculation: settings of drafting; None: no drafts.
+            max_drafts: most tokens in a row that the drafter can propose; None: any number.
+            step_times: model of step times; needed if the settings limit them.
+            layers: of the model, for the work of a step; needed with step_times.
 
         Raises:
             DoesNotFit: one request of max_model_len tokens needs more blocks than there are.
@@ -92,7 +92,7 @@ class Scheduler(StepPhases):
         self._handover: KVHandover | None = None
 
     def _with(self, part: P | None) -> P | None:
-        """Switch a part on, if there is one."""
+        """Add a part, if there is one."""
         if part is not None:
             self._parts.append(part)
         return part
@@ -119,15 +119,15 @@ class Scheduler(StepPhases):
 
     @property
     def kv_usage(self) -> KVUsage:
-        """Where the blocks are."""
+        """Counts of blocks by state, and how well they are filled."""
         return self._kv.usage()
 
     def get(self, request_id: str) -> Request | None:
-        """A request that has not ended."""
+        """Return a request that has not ended."""
         return self._requests.get(request_id)
 
     def add_request(self, arrival: Arrival) -> None:
-        """Puts a request into the queue."""
+        """Put a request into the queue."""
         request_id, num_tokens = arrival.request_id, arrival.num_prompt_tokens + arrival.max_tokens
         assert request_id not in self._requests, f"{request_id} is not unique"
         assert min(arrival.num_prompt_tokens, arrival.max_tokens) > 0, f"{arrival}"
@@ -143,13 +143,13 @@ class Scheduler(StepPhases):
         self._waiting.add(request)
 
     def schedule(self, now_s: float) -> ScheduledBatch:
-        """Decides the next step.
+        """Decide the next step.
 
         Args:
-            now_s: the caller's clock, for budgets that go by it; the keys of the queues do not move with it.
+            now_s: the caller's clock, for time-based budgets; the keys of the queues do not depend on it.
 
         Returns:
-            The decision. An empty batch is not executed and gets no update; everything else gets exactly one.
+            The decision. An empty batch is not executed and gets no update; every other batch gets exactly one.
         """
         for part in self._parts:
             part.between_steps()
@@ -160,15 +160,15 @@ class Scheduler(StepPhases):
         return self._close(plan)
 
     def update(self, step: int, commits: Sequence[Commit], seconds: StepSeconds = UNTIMED) -> None:
-        """Takes in the outcome of a step: one commit for each scheduled request that has not ended since.
+        """Apply the outcome of a step: one commit for each scheduled request that has not ended since.
 
-        Steps are updated in the order in which they were decided. A commit of a request that has ended is ignored;
-        one of a request that was preempted meanwhile counts, its token was sampled.
+        Steps are updated in the order in which they were decided. A commit of a request that has ended is ignored; one
+        of a request that was preempted meanwhile counts, since its token was sampled.
 
         Args:
             step: of the batch.
-            commits: what its requests got.
-            seconds: how long it took, for a gate that goes by measurement.
+            commits: results of its requests.
+            seconds: duration of the step, for parts that measure.
         """
         assert step == next(iter(self._in_flight), None), f"step {step}; in flight: {list(self._in_flight)}"
         shares = self._in_flight.pop(step)
@@ -181,46 +181,46 @@ class Scheduler(StepPhases):
         missing = [i for i, share in shares.items() if not share.request.is_finished]
         assert not missing, f"step {step} has no commit for {missing}"
         for part in self._parts:
-            part.between_steps()  # there may be no other step
+            part.between_steps()  # there may be no further step
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
-        """Ends a request at any moment (abort, stop string); its blocks are free at once. Unknown ids are ignored."""
+        """End a request at any moment (abort, stop string) and free its blocks at once. Unknown ids are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, reason)
 
     def reset_prefix_cache(self) -> int:
-        """No prefix computed so far is found any more; returns how many blocks were forgotten."""
+        """Forget all cached prefixes; return how many blocks were forgotten."""
         return self._kv.reset_prefix_cache()
 
     @property
     def handover(self) -> KVHandover:
-        """Loans and imports; whoever asks first switches them on."""
+        """Loans and imports; the first access enables them."""
         return self._open_handover()
 
     @property
     def kv_checks(self) -> KVChecks:
-        """The self-check of cached blocks, in a scheduler that has it."""
+        """Self-check of cached blocks, in a scheduler that has it."""
         assert self._kv_checks is not None, "kv_check_rate is 0"
         return self._kv_checks
 
     def block_tables(self, request_id: str) -> tuple[tuple[int, ...], ...]:
-        """Of a running request, per KV group, as the runner has them."""
+        """Return the block tables of a running request, one per KV group, as the runner has them."""
         return self._kv.block_tables(request_id)
 
     def quarantine(self, request_id: str, entry: int, block_ids: Sequence[int | None]) -> Suspects:
-        """Takes blocks out of use that were found corrupt, and sees to everybody who may have read them.
+        """Take corrupt blocks out of use, and restart or end every request that may have read them.
 
-        Who has no output yet starts over as if it had just come; its results in flight are nobody's. Who has some
-        ends: its tokens may be wrong. Nothing that was computed so far is found in the prefix cache any more.
+        A request without output restarts as if it had just arrived; its results in flight are dropped. A request with
+        output ends, since its tokens may be wrong. No prefix computed so far is found in the prefix cache any more.
 
         Args:
-            request_id: for whose prefix they were found.
-            entry: which entry of its block tables they are.
+            request_id: of the request whose prefix was checked.
+            entry: entry of its block tables that the blocks are.
             block_ids: per KV group; None where the group's block is sound.
 
         Raises:
-            EngineError: what is left does not hold the longest request.
+            EngineError: the remaining blocks do not hold the longest request.
         """
         suspects = self.kv_checks.suspects(self._running, self._requests[request_id], entry, block_ids)
         ended = [request for request in suspects if request.num_output_tokens]
@@ -234,11 +234,11 @@ class Scheduler(StepPhases):
         return Suspects(tuple(r.request_id for r in started_over), tuple(r.request_id for r in ended))
 
     def _close(self, plan: StepPlan) -> ScheduledBatch:
-        """Makes the plan a step in flight."""
+        """Turn the plan into a batch in flight."""
         step = self._num_steps
         self._num_steps += 1
         finished_ids: tuple[str, ...] = ()
-        if plan.shares:  # an empty batch never reaches the runner, so the news waits for the next one
+        if plan.shares:  # an empty batch never reaches the runner, so the ids wait for the next one
             self._in_flight[step] = plan.shares
             finished_ids, self._finished_ids = tuple(self._finished_ids), []
         for part in self._parts:
@@ -275,7 +275,7 @@ class Scheduler(StepPhases):
     # ------------------------------------------------------------------ outcome
 
     def _start_over(self, request: Request) -> None:
-        """Puts a request without output back into the queue, as it came; the runner hears that it ended."""
+        """Put a request without output back into the queue, as it came; the runner is told that it ended."""
         for shares in self._in_flight.values():
             shares.pop(request.request_id, None)
         self._leave_running(request)
@@ -286,10 +286,10 @@ class Scheduler(StepPhases):
         request.num_draft_tokens = 0
 
     def _settle(self, share: StepShare, commit: Commit) -> None:
-        """Accounts for one request's result."""
+        """Account for one request's result."""
         request, scheduled, num_preemptions = share
         num_accepted = commit.num_tokens
-        if commit.finish_reason is FinishReason.ERROR:  # what it computed must not be found by others
+        if commit.finish_reason is FinishReason.ERROR:  # other requests must not find its blocks
             self._end(request, FinishReason.ERROR)
             return
         if scheduled.samples_token:
@@ -305,7 +305,7 @@ class Scheduler(StepPhases):
         if request.num_preemptions == num_preemptions:
             end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
             if scheduled.num_draft_tokens:
-                # The token fed and the drafts that stood are valid; the last one accepted is not computed yet.
+                # The input token and the accepted drafts are computed; the last accepted token is not yet.
                 end = scheduled.num_computed_tokens + num_accepted
                 self._kv.roll_back(request.request_id, end)
                 request.num_computed_tokens = end
@@ -323,7 +323,7 @@ class Scheduler(StepPhases):
             self._waiting.remove(request)
         for part in self._parts:
             part.ended(request)
-        if request.status is not RequestStatus.WAITING:  # the runner has heard of it
+        if request.status is not RequestStatus.WAITING:  # the runner knows it
             self._finished_ids.append(request_id)
         request.move_to(RequestStatus.FINISHED)
         request.finish_reason = reason
@@ -332,7 +332,7 @@ class Scheduler(StepPhases):
     # ------------------------------------------------------------------ checks
 
     def check_invariants(self) -> None:
-        """Queues, states and block tables tell the same story."""
+        """Check that queues, states and block tables agree."""
         self._kv.check_invariants()
         if self._handover is not None:
             self._handover.check_invariants()
@@ -355,7 +355,7 @@ class Scheduler(StepPhases):
 
 
 def _prefill_s_of(step_times: PredictsSteps | None, layers: Layers | None) -> Callable[[int], float] | None:
-    """Return the seconds that a prompt of so many tokens takes by itself, where step times are known."""
+    """Return a function from prompt tokens to the seconds of their prefill alone; None without step times."""
     if step_times is None or layers is None:
         return None
     return lambda num_tokens: step_times.seconds(layers.work([(0, num_tokens, 1)]))

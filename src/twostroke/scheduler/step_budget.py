@@ -1,18 +1,18 @@
-"""How many tokens the next step may have, where limits of time are kept: as many as keep the time between tokens low.
+"""Token budget of the next step under time limits: as many tokens as keep the time between tokens within the limit.
 
     ITL limit |- - - - - - - - - - - - - - - - - - - - - - - - - -
               |                 ▒▒▒▒▒▒▒▒ chunk: as large as fits
-              |        ████████ decodes: what they take anyway             time of the step
+              |        ████████ decodes: always included                   time of the step
               |████████                                              ───────────────────────►
 
-Whoever decodes waits a step for a token, so that step must not take longer than the limit; and the larger the chunk,
-the sooner the prompt is through. So the largest chunk that fits is the one with the lowest TTFT among those that keep
-the limit. Its time comes from the fitted model (cost/step_model.py), corrected by what steps took lately
-(`StepCorrection`) and stretched: the limit is to hold for 99 of 100 steps, so the stretch follows a percentile of
-measured / corrected that is a little above the 99th (`StepSpread`).
+Each decoding request waits one step for a token, so that step must not exceed the limit; and the larger the chunk, the
+sooner the prompt is computed. So the largest chunk that fits gives the lowest TTFT among those that keep the limit. Its
+time comes from the fitted model (cost/step_model.py), corrected by the latest steps (`StepCorrection`) and stretched:
+the limit should hold for 99 of 100 steps, so the stretch follows a percentile of measured / corrected that is a little
+above the 99th (`StepSpread`).
 
-A step without decodes delays no running stream, so it may have the largest size; with a limit for TTFT it takes at most
-half of that limit. With a limit for TTFT alone the chunk is the smallest that is computed in time, because a larger one
+A step without decodes delays no running stream, so it may have the largest size; with a TTFT limit it takes at most
+half of that limit. With a TTFT limit alone the chunk is the smallest that is computed in time, because a larger one
 only makes other requests wait.
 """
 
@@ -37,7 +37,7 @@ _KEPT = 400
 
 
 class StepSpread:
-    """An upper quantile of measured / predicted over the latest steps; it starts without any.
+    """An upper quantile of measured / predicted over the latest steps; initially undefined.
 
     ```
     ratios of the last steps   |   . .:. :..  .       :    |
@@ -46,7 +46,7 @@ class StepSpread:
 
     The value is the k-th largest of n ratios, k = (1 - quantile) (n + 1) rounded down, at least 1. If the next ratio is
     like those before it, it is larger with probability k / (n + 1): at most 1 - quantile once n + 1 is at least
-    1 / (1 - quantile). Before that the largest counts. A value that follows the quantile a little at a time needs more
+    1 / (1 - quantile). Before that the largest counts. An estimate that approaches the quantile gradually needs more
     late steps to get there than a short run may have.
 
     >>> spread = StepSpread(0.99)
@@ -83,7 +83,7 @@ class StepSpread:
 
 
 class Lateness:
-    """The share of late steps among the latest."""
+    """Share of late steps among the latest."""
 
     __slots__ = ("_latest", "_num_late")
 
@@ -108,11 +108,11 @@ class Lateness:
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """By bisection.
+    """Return the largest count that fits, by bisection.
 
     Args:
-        fits: whether a count does; if one does, so do all below it.
-        most: count that is asked about.
+        fits: whether a count fits; if one does, so do all below it.
+        most: largest count to try.
 
     Returns:
         From 0, which always fits, to `most`.
@@ -125,25 +125,25 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 LEAST_CHUNK = 16
-"""Tokens of a prompt that go into a step whatever the limit says: it must get through some day."""
+"""Prompt tokens that go into a step regardless of the limit, so that prompts make progress."""
 QUANTILE = 0.99
 _SPREAD = 0.995
 """Quantile of the ratios, a little above 0.99, because few ratios exceed their own quantile more often than many do."""
 _ENOUGH = 100
-"""Steps beside a prompt that suffice for a quantile; until then steps without a prompt count, too."""
+"""Steps with a prompt that suffice for a quantile; until then, steps without a prompt count too."""
 _OWN_STEP = 0.5
 """Share of the TTFT limit that a step without decodes may take."""
 SPARSEST = 4
-"""Where even LEAST_CHUNK is too much, a prompt still gets it at least once in so many steps."""
+"""Longest interval, in steps, between chunks of a prompt if even LEAST_CHUNK is too much."""
 _STRETCH = (0.3, 10.0)
-"""Beyond, it is not the chunk that makes steps long."""
+"""Limits of the stretch; beyond them the chunk is not what makes steps long."""
 
 
 class Prompt(NamedTuple):
     """A prompt that is, or would be, computed next."""
 
     start: int
-    """Tokens of it that are there."""
+    """Tokens already computed."""
     num_left: int
     arrival_s: float
 
@@ -157,14 +157,14 @@ class _Decided(NamedTuple):
 
 
 class SloBudget(SchedulerPart):
-    """As many tokens a step as the limits leave.
+    """Token budget per step that keeps the time limits.
 
     Args:
         max_num_batched_tokens: of any step.
         step_times: of the model, on this machine.
         layers: of the model.
-        itl_slo_s: limit of the time between two tokens; None: there is none.
-        ttft_slo_s: limit of the time to the first token, where there is none for the time between tokens.
+        itl_slo_s: limit of the time between two tokens; None: no limit.
+        ttft_slo_s: limit of the time to the first token, if the time between tokens has none.
     """
 
     def __init__(
@@ -193,25 +193,25 @@ class SloBudget(SchedulerPart):
 
     @property
     def stretch(self) -> float:
-        """Measured / corrected, at the quantile that is to keep the limit."""
+        """Measured / corrected time, at the quantile that keeps the limit."""
         least, most = _STRETCH
         return min(max(self._beside_prompts.value or 1.0, least), most)
 
     @property
     def excess_s(self) -> float:
-        """Return the seconds by which a decode-only step exceeds its prediction.
+        """Seconds by which a decode-only step exceeds its prediction, at the quantile that keeps the limit.
 
-        It is the quantile that keeps the limit; 0 once enough steps beside prompts were measured.
+        0 once enough steps with prompts were measured.
         """
         return 0.0 if len(self._beside_prompts) >= _ENOUGH else max(0.0, self._alone.value or 0.0)
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
-        """Return how many tokens the step that is decided now may have.
+        """Return the token budget of the step that is decided now.
 
         Args:
             now_s: the engine's clock.
-            running: everybody who holds blocks, most urgent first.
-            head: of the queue.
+            running: running requests, most urgent first.
+            head: head of the queue.
         """
         decodes, prompt, num_queued = _seen(running, head)
         if prompt is None or not (decodes or self._ttft_slo_s):
@@ -222,12 +222,12 @@ class SloBudget(SchedulerPart):
         stretch, excess_s = self.stretch, self.excess_s
 
         def seconds(chunk: int) -> float:
-            """Of a step with a chunk of so many tokens."""
+            """Return the seconds of a step with a chunk of so many tokens."""
             work = beside + self._layers.work([(prompt.start, chunk, 1)])
             usual_s = self._correction.seconds(self._step_times.seconds(work))
             return max(stretch * usual_s, usual_s + excess_s)
 
-        if not decodes:  # nobody waits for a token, but whoever comes now waits for this step, then for another
+        if not decodes:  # no request waits for a token, but one that arrives now waits for this step, then for another
             most = largest(lambda n: seconds(n) <= _OWN_STEP * (self._ttft_slo_s or 0.0), self._most)
             return max(most, min(LEAST_CHUNK, self._most))
         if self._itl_slo_s is not None:
@@ -246,13 +246,15 @@ class SloBudget(SchedulerPart):
     def _must_spare_decodes(self) -> bool:
         """Return whether this step must have no prompt: too many steps were late, and the last prompt is recent.
 
-        On a machine whose steps scatter even the smallest chunk may exceed the limit; fewer chunks keep it."""
+        On a machine whose step times vary, even the smallest chunk may exceed the limit; with fewer chunks the
+        quantile stays within it.
+        """
         self._num_spared += 1
         is_late = self._ttft_slo_s is None and self._lateness.share > 1 - QUANTILE
         return is_late and self._num_spared < SPARSEST
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """Remember what its time is expected to be."""
+        """Remember the work of a step, to compare its time with the prediction."""
         if not batch.is_empty:
             work = self._layers.work_of(batch)
             self._in_flight[batch.step] = _Decided(work, batch.num_prefill_tokens, batch.num_decode_tokens)
@@ -260,11 +262,11 @@ class SloBudget(SchedulerPart):
     def learn(
         self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
     ) -> None:
-        """Take in how long a step took, without its drafts."""
+        """Learn the duration of a step, without its drafting."""
         self.took(step, seconds.step_s - seconds.draft_s)
 
     def took(self, step: int, seconds: float) -> None:
-        """Take in how long a step took, from its decision to its result."""
+        """Learn the duration of a step, from its decision to its result."""
         decided = self._in_flight.pop(step, None)
         if decided is None or seconds <= 0 or not decided.work.num_logits_rows:
             return
@@ -283,7 +285,7 @@ class SloBudget(SchedulerPart):
 def make_slo_budget(
     config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None
 ) -> SloBudget | None:
-    """Return the budget by limits of time; None where the settings have no limit.
+    """Return the time-based budget; None if the settings have no limit.
 
     Args:
         config: with or without limits.
@@ -304,7 +306,7 @@ def make_slo_budget(
 
 
 def _seen(running: Iterable[Request], head: Request | None) -> tuple[list[int], Prompt | None, int]:
-    """The positions of those who decode, the prompt that is next, and the tokens of all prompts under way."""
+    """Return the positions of decoding requests, the next prompt, and the tokens left of all prompts in progress."""
     decodes: list[int] = []
     prompt: Prompt | None = None
     num_queued = 0
@@ -323,10 +325,10 @@ def _seen(running: Iterable[Request], head: Request | None) -> tuple[list[int], 
 
 
 def _smallest(fits: Callable[[int], bool], most: int) -> int:
-    """The smallest count that fits; the largest of all where none does.
+    """Return the smallest count that fits; `most` if none does.
 
-    A chunk too small pays the fixed cost of a step too often, one too large makes no step shorter: doublings are looked
-    at one after the other.
+    A chunk that is too small pays the fixed cost of a step too often; one that is too large makes no step shorter.
+    Therefore the function tries doublings, one after the other.
     """
     count = LEAST_CHUNK
     while count < most:

@@ -1,24 +1,23 @@
-"""What steps really take beside what was predicted, learned while they run.
+"""Correction of predicted step times by measured ones, learned while steps run.
 
     measured = fixed_s + factor x predicted
 
-A model that was fitted on this machine has fixed_s near 0 and a factor near 1, and both move with its clock. What the
-machine could do at best knows nothing of the time that every step takes whatever is in it: then fixed_s is most of a
-short step, and a factor alone would make long ones look as bad as short ones.
-
+For a model that was fitted on this machine, fixed_s is near 0 and the factor near 1, and both follow the machine's
+clock. A prediction from the machine's limits ignores the time that every step takes regardless of its work. Then
+fixed_s is most of a short step, and a factor alone would overestimate long steps as much as it corrects short ones.
 Least squares of the relative error with exponential forgetting (Haykin, Adaptive Filter Theory, chapter 10).
 """
 
 from __future__ import annotations
 
 _KEPT = 0.99
-"""What a step weighs one step later."""
+"""Weight of a step one step later."""
 _SPREAD = 1e-2
-"""Relative variance of the predictions below which there is no telling a fixed time from a factor."""
+"""Relative variance of the predictions below which a fixed time cannot be separated from a factor."""
 
 
 class StepCorrection:
-    """Learns from (predicted, measured) and corrects predictions."""
+    """Linear correction that learns from (predicted, measured)."""
 
     __slots__ = ("_w", "_wx", "_wxx", "_wxy", "_wy", "factor", "fixed_s")
 
@@ -28,11 +27,11 @@ class StepCorrection:
         self.factor = 1.0
 
     def seconds(self, predicted_s: float) -> float:
-        """As corrected."""
+        """Return the corrected prediction."""
         return self.fixed_s + self.factor * predicted_s
 
     def learn(self, predicted_s: float, measured_s: float) -> None:
-        """Takes in a step; both are more than 0."""
+        """Learn from a step; both times are above 0."""
         weight = 1 / (predicted_s * measured_s)  # of the relative error
         self._w = _KEPT * self._w + weight
         self._wx = _KEPT * self._wx + weight * predicted_s

@@ -1,4 +1,4 @@
-"""A step while it is being decided: shares are taken, now and then one is taken back, then it becomes a batch."""
+"""A step while it is being decided: shares are taken, sometimes taken back, and finally become a batch."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ from twostroke.scheduler.policy import QueueOrder
 
 
 class TokenBudget:
-    """Query tokens that a step may still take on."""
+    """Query tokens that a step may still take."""
 
     __slots__ = ("limit", "num_prefills", "remaining")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.remaining = limit
-        """Below zero after a whole prompt that is longer than the budget."""
+        """Tokens left; below zero after a whole prompt that is longer than the budget."""
         self.num_prefills = 0
-        """Requests that draw on it for the first stroke."""
+        """Number of prefills that draw on the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRefusal:
-    """Why the head of the queue waits."""
+    """Reason why the head of the queue waits."""
 
     limit: Limit
     reason: str
 
 
 class ChunkedPrefill:
-    """As many tokens as the budget has left: no step exceeds it, and whoever decodes is never held up longer."""
+    """Rule that takes as many prompt tokens as the budget has left: no step exceeds it, so decodes are never delayed
+    longer."""
 
     def __init__(self, max_num_batched_tokens: int) -> None:
         self._limit = max_num_batched_tokens
@@ -63,24 +64,25 @@ class ChunkedPrefill:
 
 @dataclass(frozen=True, slots=True)
 class Admittance:
-    """How the head of the queue starts."""
+    """Terms on which the head of the queue starts."""
 
     cached: CachedPrefix
     num_promised_blocks: int
     num_tokens: int
-    """Computed in its first step."""
+    """Tokens computed in its first step."""
 
 
 class StepShare(NamedTuple):
-    """What a request was given in a step; kept until the step's outcome is known."""
+    """A request's share of a step; kept until the step's outcome is known."""
 
     request: Request
     scheduled: ScheduledRequest
     num_preemptions: int
-    """Then. A preemption since means that the blocks of this share are no longer the request's."""
+    """Preemptions of the request so far. If there are more later, the blocks of this share are no longer the
+    request's."""
 
     def check(self, commit: Commit) -> None:
-        """A request that goes on has got what its share promised, and has something left to generate."""
+        """Check that a request that continues has got what its share promised, and has tokens left to generate."""
         request, scheduled, _ = self
         fewest, most = (1, 1 + scheduled.num_draft_tokens) if scheduled.samples_token else (0, 0)
         assert fewest <= commit.num_tokens <= most, f"{request.request_id}: {commit.num_tokens} tokens of {scheduled}"
@@ -90,10 +92,9 @@ class StepShare(NamedTuple):
 
 
 class StepPlan:
-    """The shares of a step, and what kept others out of it.
+    """Shares of a step, and the reasons that kept requests out of it.
 
-    A share counts in its request's account from the moment it is taken: the next step is decided before this one's
-    outcome is known.
+    A share counts as computed from the moment it is taken: the next step is decided before this one's outcome is known.
     """
 
     __slots__ = (
@@ -112,23 +113,23 @@ class StepPlan:
 
     def __init__(self, token_budget: int, order: QueueOrder) -> None:
         self.order = order
-        """The tier that is being scheduled: the foreground, then the background."""
+        """Tier that is being scheduled: the foreground, then the background."""
         self.budget = TokenBudget(token_budget)
         self.shares: dict[str, StepShare] = {}
         self.admitted: list[AdmittedRequest] = []
         self.preemptions: list[Preemption] = []
         self.refusal: HeadRefusal | None = None
-        """Why the head of the queue was not admitted."""
+        """Reason why the head of the queue was not admitted."""
         self.is_cut = False
         """Whether the budget cut a prefill short."""
         self.is_short = False
-        """Whether somebody had to give way to an equal: there is not enough KV even for them."""
+        """Whether a request was preempted for another of its tier: there is not enough KV even for them."""
         self.drafts: DraftDecision | None = None
         self.kv_checks: tuple[KVCheck, ...] = ()
         self.kv_moves: KVMoves | None = None
 
     def take(self, request: Request, stroke: Stroke, num_tokens: int, updates: tuple[BlockTableUpdate, ...]) -> None:
-        """Gives a request the next `num_tokens` of its tokens; its blocks reach that far already."""
+        """Give a request the next `num_tokens` of its tokens; its blocks reach that far already."""
         start = request.num_computed_tokens
         end = start + num_tokens
         num_drafts = num_tokens - 1 if stroke is Stroke.DECODE else 0
@@ -141,44 +142,44 @@ class StepPlan:
         request.num_computed_tokens = end
 
     def take_back(self, request: Request) -> None:
-        """Undoes `take`, if there was one, for a request that gives its blocks away."""
+        """Undo `take`, if it happened, for a request that is preempted."""
         share = self.shares.pop(request.request_id, None)
         if share is not None:
             self.budget.remaining += share.scheduled.num_scheduled_tokens
             self.budget.num_prefills -= share.scheduled.stroke is Stroke.PREFILL
             request.num_pending_tokens -= share.scheduled.samples_token
-            # in a fair queue somebody admitted in this very step may have to give way to a prefill that goes on
+            # in a fair queue, a request admitted in this step may be preempted for a prefill in progress
             self.admitted = [admitted for admitted in self.admitted if admitted.request_id != request.request_id]
             request.num_computed_tokens = share.scheduled.num_computed_tokens
             if share.scheduled.num_draft_tokens:
                 request.num_draft_tokens = 0
 
     def preempted(self) -> HeadRefusal | None:
-        """Nobody is admitted in a step that had to preempt: it would only take the blocks that were just missing."""
+        """Return a refusal in a step that had to preempt: an admission would take the blocks that were just missing."""
         if not self.is_short:
             return None
         return HeadRefusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
 
 
 class SchedulerPart:
-    """What a feature adds to the scheduler's loop. A plain scheduler has none; each overrides what it needs."""
+    """A feature's part of the scheduler's loop. A plain scheduler has none; each part overrides what it needs."""
 
     def between_steps(self) -> None:
-        """A step is about to be decided, or the last one is accounted for."""
+        """Handle the moment before a step is decided, or after the last one is accounted for."""
 
     def admitted(self, request: Request) -> None:
-        """A request left the queue and holds its cached prefix."""
+        """Handle the admission of a request, which holds its cached prefix."""
 
     def closing(self, plan: StepPlan) -> None:
-        """All shares of a step are taken; it becomes a batch now."""
+        """Handle a step whose shares are all taken, before it becomes a batch."""
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """The batch that a step became."""
+        """Handle the batch that a step became."""
 
     def learn(
         self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
     ) -> None:
-        """The outcome of a step, before it is accounted for."""
+        """Handle the outcome of a step, before it is accounted for."""
 
     def ended(self, request: Request) -> None:
-        """A request has ended, which may never have run."""
+        """Handle the end of a request, which may never have run."""

@@ -86,7 +86,7 @@ def load_rank(
         max_num_seqs=settings.scheduler.max_num_seqs,
     )
     proposer = None if prepared.drafter is None else prepared.drafter.build(target)
-    assert not (settings.schedules_ahead and proposer), "drafts are guessed from tokens that are known"
+    assert not (settings.schedules_ahead and proposer), "drafting needs the tokens of the previous step"
     parts = RunnerParts(
         graphs=_graphs(prepared, target),
         mover=KVMover(kv, num_slots) if (num_slots := host_slots(settings.cache, prepared.layout)) else None,

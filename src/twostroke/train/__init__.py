@@ -1,1 +1,1 @@
-"""What is trained beside a model that stays as it is."""
+"""Training of Medusa heads for a frozen model."""

@@ -1,4 +1,4 @@
-"""A model that is not trained: what its last layer says of a text, through the package's own kernels."""
+"""Frozen model that computes the final hidden states of a text, with the package's own kernels."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BLOCK_SIZE = 16
 
 
 class Backbone:
-    """Runs windows of one length on the CPU, each in KV blocks of its own.
+    """Runner of equally long windows on the CPU, each with its own KV blocks.
 
     Args:
         files: the model.
         window: tokens of a window.
-        max_windows: most of them in one pass.
-        threads: of the operators; default: the processors this process may use.
+        max_windows: most windows in one pass.
+        threads: of the operators; default: the processors that this process may use.
     """
 
     def __init__(self, files: ModelFiles, window: int, max_windows: int, threads: int | None = None) -> None:
@@ -44,12 +44,12 @@ class Backbone:
         self._longest = window
         self._attention_layout = self._kv.attention_layout(self._model.num_heads)
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
-        # What the head makes of the axes is its matrix, whatever form it is stored in.
+        # The head's output for unit vectors is its matrix, whatever its storage format.
         head = self._model.compute_logits(torch.eye(self.hidden_size, dtype=self.dtype)).mT
-        self.output_head = head.clone().to(self.dtype)  # a copy for the reason that `states` gives
+        self.output_head = head.clone().to(self.dtype)  # a copy for the same reason as in `states`
 
     def states(self, token_ids: Tensor) -> Tensor:
-        """Final-normed states of windows [n, T] int64: [n, T, H]."""
+        """Return the final-normed states of windows [n, T] int64: [n, T, H]."""
         num_windows, length = token_ids.shape
         firsts = range(0, num_windows * self._num_blocks, self._num_blocks)
         rows = [self._kv.rows_of_runs(self._longest, first) for first in firsts]
@@ -63,7 +63,7 @@ class Backbone:
         )
         positions = torch.arange(length).repeat(num_windows)
         hidden = self._model.forward(token_ids.reshape(-1), positions, attention, self._kv)
-        # a copy, because what inference mode has made cannot take part in what gradients go through
+        # a copy, because inference tensors cannot take part in a computation with gradients
         return hidden.clone().view(num_windows, length, -1)
 
 

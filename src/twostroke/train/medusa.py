@@ -1,4 +1,4 @@
-"""`twostroke train-medusa`: heads for a backbone that stays as it is (Medusa-1), learned from its own distribution."""
+"""`twostroke train-medusa`: heads for a frozen backbone (Medusa-1), trained on the backbone's own distribution."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ from twostroke.train.windows import Windows, read_tokens
 
 CHECKPOINT_NAME = "checkpoint.pt"
 _DECAY_OF_WEIGHT = 0.8
-"""What a head weighs in the loss, of the one before it: its drafts count only where all before them stood."""
+"""Factor on each head's weight in the loss, relative to the previous head: its drafts only count if all before it are
+accepted."""
 _MOST_LOGITS = 1 << 24
-"""Rows of logits are taken in portions of so many numbers."""
+"""Most logits computed at once; longer windows are processed in portions."""
 _WARM_UP, _FINAL_RATE = 0.03, 0.05
 
 
 class MedusaTraining:
-    """Heads, optimizer and place in the text. With a budget of steps a resumed run has the bits of one in one go.
+    """Heads, optimizer and position in the text.
+
+    With a budget in steps, a resumed run has the same bits as an uninterrupted one.
 
     Args:
         backbone: frozen.
@@ -48,13 +51,13 @@ class MedusaTraining:
 
     @property
     def done(self) -> float:
-        """The share of the budget that is spent."""
+        """Share of the budget that is spent."""
         if self._options.steps is not None:
             return min(self.num_steps / self._options.steps, 1.0)
         return min(self.seconds / (60.0 * (self._options.minutes or DEFAULT_MINUTES)), 1.0)
 
     def step(self) -> list[float]:
-        """One update; returns the mean loss of each head in nats."""
+        """Run one update; return the mean loss of each head in nats."""
         begin_s = time.perf_counter()
         done = self.done
         rate = min(done / _WARM_UP + 0.01, 1.0) * (1.0 - (1.0 - _FINAL_RATE) * done)
@@ -69,7 +72,7 @@ class MedusaTraining:
         return losses.tolist()
 
     def _backward(self, states: Tensor) -> Tensor:
-        """Adds the gradient of [n, T, H] in portions; a portion ends with the rows that only its teacher needs."""
+        """Add the gradient of [n, T, H] in portions; each portion ends with rows that only its teacher needs."""
         output, num_heads = self._backbone.output_head, self._options.num_heads
         length = states.shape[1]
         stride = max(_MOST_LOGITS // output.shape[0], 2 * num_heads)
@@ -86,7 +89,7 @@ class MedusaTraining:
         return total
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Return the content of a checkpoint."""
         return {
             "heads": self.heads.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -96,26 +99,26 @@ class MedusaTraining:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state` gave; the windows are made at that place already."""
+        """Restore what `state` returned; the windows must have been made at that place."""
         self.heads.load_state_dict(state["heads"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.num_steps, self.seconds = state["num_steps"], state["seconds"]
 
 
 def train_medusa(model: str, data: Path, options: MedusaOptions, *, progress: bool = False) -> Path:
-    """Trains until the budget is spent; heads and checkpoint lie in the folder every now and then, and at the end.
+    """Train until the budget is spent; save heads and checkpoint at intervals, and at the end.
 
     Args:
         model: a folder, a GGUF file, a hub id, or "embedded".
         data: UTF-8 text.
         options: of the run.
-        progress: show a bar.
+        progress: show a progress bar.
 
     Returns:
         The folder.
 
     Raises:
-        InvalidParameter: a text that cannot be read or is too short; a folder with another run, or none to resume.
+        InvalidParameter: the text cannot be read or is too short; the folder has another run, or none to resume.
         SetupError: the model cannot be loaded.
     """
     files = find_model(model)
@@ -174,18 +177,18 @@ def _run(
 
 
 def _save(training: MedusaTraining, folder: Path, facts: dict[str, Any], published: MedusaConfig) -> None:
-    """The checkpoint is renamed into place, so that a kill never leaves half of one."""
+    """Save heads and checkpoint; the checkpoint is renamed into place, so that a kill never leaves half of one."""
     unfinished = folder / f"{CHECKPOINT_NAME}.tmp"
     try:
         torch.save({"facts": facts, **training.state()}, unfinished)
         os.replace(unfinished, folder / CHECKPOINT_NAME)
         save_heads(training.heads, published, folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: what torch makes of a full disk
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch raises it for a full disk
         raise InvalidParameter("output", str(folder), f"cannot be written ({reason_of(error)})") from error
 
 
 def _make_folder(folder: Path, options: MedusaOptions) -> None:
-    """Refuses to write over a run that is not resumed."""
+    """Make the output folder; refuse to overwrite a run that is not resumed."""
     if not options.resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         limit = "exists already"
         raise InvalidParameter("output", str(folder), limit, "Give --resume to go on there, or another folder.")
@@ -196,14 +199,14 @@ def _make_folder(folder: Path, options: MedusaOptions) -> None:
 
 
 def _checkpoint_to_resume(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """The stored state, once it is known to be of the same model, text and settings."""
+    """Return the stored state, after checking that it is of the same model, text and settings."""
     path = folder / CHECKPOINT_NAME
     if not path.is_file():
         raise InvalidParameter("resume", str(folder), f"has no {CHECKPOINT_NAME}", "Leave --resume out to begin.")
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         stored: dict[str, Any] = state.pop("facts")
-    except Exception as error:  # pickle's many kinds
+    except Exception as error:  # pickle raises many types
         raise InvalidParameter("resume", str(path), f"cannot be read as a checkpoint ({error})") from error
     different = [
         f"{name} is {stored.get(name)} there and {value} here"

@@ -22,7 +22,7 @@ WEIGHTS_NAME = "medusa_lm_head.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class MedusaConfig:
-    """The config.json of a folder of heads, with the published names."""
+    """Contents of a heads folder's config.json, with the published names."""
 
     hidden_size: int
     vocab_size: int
@@ -32,14 +32,15 @@ class MedusaConfig:
 
 
 class TrainableHeads(nn.Module):
-    """Head i turns the final-normed state at position p into one whose most likely token is that of p + 2 + i.
+    """Medusa heads. Head i turns the final-normed state at position p into a state that predicts the token at p + 2 +
+    i.
 
     A head is some blocks of x + silu(linear(x)) in front of the backbone's own output head.  The last block starts at
-    zero, and those before it near it: a head begins as the backbone's own prediction of p + 1.
+    zero, and those before it near zero: a head begins as the backbone's own prediction of p + 1.
     """
 
     _FIRST_SPREAD = 0.02
-    """Of the weights of all blocks but the last: at zero they would all learn the same."""
+    """Standard deviation of the weights of all blocks but the last: at zero they would all learn the same."""
 
     def __init__(self, num_heads: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__()
@@ -53,13 +54,13 @@ class TrainableHeads(nn.Module):
             nn.init.normal_(linear.weight, std=self._FIRST_SPREAD, generator=dice)
 
     def forward(self, x: Tensor, head: int) -> Tensor:
-        """[..., H] -> [..., H], to be multiplied with the backbone's output head."""
+        """Return [..., H] for [..., H], to be multiplied with the backbone's output head."""
         for linear in self._blocks[head]:
             x = x + F.silu(F.linear(x, linear.weight.to(x.dtype), linear.bias.to(x.dtype)))
         return x
 
     def published(self) -> dict[str, Tensor]:
-        """Tensors by their published names, less a head's output matrix: the backbone's serves for all."""
+        """Return tensors by their published names, without output matrices: all heads use the backbone's."""
         found: dict[str, Tensor] = {}
         for i, blocks in enumerate(self._blocks):
             for j, linear in enumerate(blocks):
@@ -68,14 +69,14 @@ class TrainableHeads(nn.Module):
         return found
 
     def load_published(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes values by the names of `published`."""
+        """Load values by the names of `published`."""
         with torch.no_grad():
             for name, own in self.published().items():
                 own.copy_(tensors[name])
 
 
 def save_heads(heads: TrainableHeads, config: MedusaConfig, folder: Path) -> None:
-    """Writes both files, the weights in bfloat16."""
+    """Write both files, the weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in heads.published().items()}
     save_file(weights, folder / WEIGHTS_NAME, metadata={"format": "pt"})
@@ -84,12 +85,12 @@ def save_heads(heads: TrainableHeads, config: MedusaConfig, folder: Path) -> Non
 
 
 def soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Mean cross-entropy of [..., V] to the softmax of the teacher's logits [..., V], in nats."""
+    """Return the mean cross-entropy of [..., V] to the softmax of the teacher's logits [..., V], in nats."""
     return -(teacher.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1).mean()
 
 
 def medusa_losses(heads: TrainableHeads, output: Tensor, states: Tensor, teacher: Tensor) -> list[Tensor]:
-    """Head i at position p against the backbone at p + 1 + i: both are about the token at p + 2 + i.
+    """Return the losses of head i at position p against the backbone at p + 1 + i: both predict the token at p + 2 + i.
 
     Args:
         heads: that are trained.

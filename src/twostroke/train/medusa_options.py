@@ -1,4 +1,4 @@
-"""What `twostroke train-medusa` can be told; no torch."""
+"""Options of `twostroke train-medusa`; no torch."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ DEFAULT_MINUTES = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaOptions:
-    """Where the heads go, how many there are, and how they are trained."""
+    """Output, architecture and training of the heads."""
 
     output: Path | None = None
-    """The folder to write; default: the model's name and '-medusa', here."""
+    """Folder to write; default: the model's name and '-medusa', in the current folder."""
     num_heads: int = 4
     """Tokens that are drafted at once."""
     num_layers: int = 1
     """Blocks of a head; more draft better, and take longer."""
     minutes: float | None = None
-    """How long to train; default: 30."""
+    """Minutes to train; default: 30."""
     steps: int | None = None
-    """The same in updates, instead of minutes."""
+    """Updates to train, instead of minutes."""
     resume: bool = False
-    """Go on from the checkpoint in the output folder; a larger budget goes on with a run that has ended."""
+    """Continue from the checkpoint in the output folder; a larger budget continues a run that has ended."""
     window: int = 512
-    """Tokens of a window of the text."""
+    """Tokens per window of the text."""
     batch_windows: int = 4
-    """Windows of an update."""
+    """Windows per update."""
     learning_rate: float = 1e-3
-    """Of AdamW, at its highest."""
+    """Highest learning rate of AdamW."""
     seed: int = 0
-    """Of the order of the windows."""
+    """Seed of the order of the windows."""
     save_every_s: float = 120.0
     """Seconds between checkpoints."""
     threads: int | None = None
-    """Threads of the model's operators; default: the processors this process may use."""
+    """Threads of the model's operators; default: the processors that this process may use."""
 
     def __post_init__(self) -> None:
-        """Checks what needs no model."""
         whole_number("num_heads", self.num_heads, 1, 16)
         whole_number("num_layers", self.num_layers, 1, 16)
         whole_number("window", self.window, self.num_heads + 2)
@@ -54,4 +53,4 @@ class MedusaOptions:
         if self.minutes is not None:
             number("minutes", self.minutes, 0.0, 1e6, "a number of minutes above 0", low_open=True)
             if self.steps is not None:
-                raise InvalidParameter("minutes", self.minutes, "and steps are two budgets", "Give one of them.")
+                raise InvalidParameter("minutes", self.minutes, "cannot be given beside steps", "Give one of them.")

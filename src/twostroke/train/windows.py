@@ -1,4 +1,4 @@
-"""A text cut into windows, in an order that follows from a seed, so that a run can be resumed."""
+"""Windows of a text, in an order that follows from a seed, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from twostroke.plain_words import reason_of
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 MIN_TOKENS = 64
-"""Below, there is nothing to learn from."""
+"""Fewest tokens of a text; a shorter one is too short to learn from."""
 
 
 def read_tokens(path: Path, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    """The token ids of a UTF-8 file.
+    """Return the token ids of a UTF-8 file.
 
     Raises:
-        InvalidParameter: no such file, one that is not UTF-8, or too short a text.
+        InvalidParameter: there is no such file, it is not UTF-8, or the text is too short.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -33,17 +33,19 @@ def read_tokens(path: Path, tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     token_ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int64)
     if len(token_ids) < MIN_TOKENS:
         limit = f"has {len(token_ids)} tokens; at least {MIN_TOKENS} are needed"
-        raise InvalidParameter("data", str(path), limit, "Give a longer text, like what the model is to write.")
+        raise InvalidParameter(
+            "data", str(path), limit, "Give a longer text, of the kind that the model should generate."
+        )
     return token_ids
 
 
 class Windows:
-    """Batches of windows; each epoch cuts the text from another place and goes through it in another order."""
+    """Batches of windows; each epoch cuts the text at other places and visits the windows in another order."""
 
     def __init__(
         self, token_ids: npt.NDArray[np.int64], window: int, seed: int, place: tuple[int, int] = (0, 0)
     ) -> None:
-        """Goes on at `place`, an (epoch, cursor) that `place` gave before."""
+        """Continue at `place`, an (epoch, cursor) that the property `place` returned."""
         assert len(token_ids) >= window, (len(token_ids), window)
         self._token_ids, self._window, self._seed = token_ids, window, seed
         self._epoch, self._cursor = place
@@ -51,7 +53,7 @@ class Windows:
 
     @property
     def place(self) -> tuple[int, int]:
-        """All that a checkpoint has to keep."""
+        """Position in the text: all that a checkpoint has to keep."""
         return self._epoch, self._cursor
 
     def _cut(self) -> npt.NDArray[np.int64]:
@@ -61,7 +63,7 @@ class Windows:
         return rng.permutation(np.arange(first, spare + 1, self._window))
 
     def next(self, count: int) -> Tensor:
-        """[count, window] int64."""
+        """Return the next windows: [count, window] int64."""
         rows: list[npt.NDArray[np.int64]] = []
         while len(rows) < count:
             if self._cursor >= len(self._starts):

@@ -331,7 +331,7 @@ def test_everything_runs_on_the_processors_with_transformers(tmp_path: Path) -> 
     assert "no card" in found.remarks[0]
     no_graphs, no_invariance = found.remarks[1:]
     assert no_graphs.startswith("graphs off: not measured. enforce_eager=true: changes nothing with device=cpu")
-    assert no_invariance.startswith("not batch-invariant: not measured. batch_invariant=false: is about a GPU")
+    assert no_invariance.startswith("not batch-invariant: not measured. batch_invariant=false: applies to GPUs")
     assert "card" not in saved["hardware"]
     assert saved["config"]["kernels"] == operators_for(torch.device("cpu"), torch.bfloat16).name
     assert saved["config"]["load"]["model"] == "a tiny shape"

@@ -108,7 +108,7 @@ def test_methods_without_anything_to_draft_with_are_left_out(random_models: dict
         ({"sizes": "2,4"}, "sizes='2,4': must begin with 1"),
         ({"sizes": "1,two"}, "has 'two', which is no whole number"),
         ({"sizes": "1,66"}, "has 66; from 1 to 65"),
-        ({"sizes": ""}, "names no number"),
+        ({"sizes": ""}, "contains no number"),
         ({"sizes": "1"}, "has no step with drafts"),
         ({"methods": ","}, "methods=',': names no method"),
         ({"most_drafts": 65}, "most_drafts=65: must be a whole number, 1 to 64"),

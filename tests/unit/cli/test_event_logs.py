@@ -73,7 +73,9 @@ def test_a_torn_log_says_what_to_do(door: str, torn: bytes, lines: list[str], tm
     path = tmp_path / "events.jsonl"
     whole = "".join(line + "\n" for line in lines).encode()
     path.write_bytes(whole[:300] + b"\n" + whole if torn == b"half" else torn + b"\n" + whole)
-    with pytest.raises(UnreadableEvent, match="Give the whole file as --event-log wrote it; a dump") as refused:
+    with pytest.raises(
+        UnreadableEvent, match="Give the whole file as --event-log wrote it; fetch a truncated dump"
+    ) as refused:
         DOORS[door](path)
     assert "object has no attribute" not in str(refused.value)
 
@@ -81,7 +83,7 @@ def test_a_torn_log_says_what_to_do(door: str, torn: bytes, lines: list[str], tm
 def test_a_dump_that_was_cut_off_says_what_to_do(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     dump = "".join(line + "\n" for line in lines)
     monkeypatch.setattr(explain.Server, "get", lambda _self, _path: dump[:-10])
-    with pytest.raises(UnreadableEvent, match=r"http://there: no event: .* is to be fetched anew\."):
+    with pytest.raises(UnreadableEvent, match=r"http://there: no event: .* fetch a truncated dump again\."):
         doctor(url="http://there")
 
 

@@ -121,11 +121,11 @@ def test_a_pool_whose_workers_all_start_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"max_decode": 2}, "max_decode=2: is for a pool that has a process to begin with"),
+        ({"max_decode": 2}, "max_decode=2: needs a pool with at least one process"),
         ({"decode": 3, "max_decode": 2}, "max_decode=2: must be at least decode, 3"),
-        ({"decode": 1, "max_prefill": 2}, "max_prefill=2: is for a pool"),
-        ({"decode": 1, "scaling_interval_s": 1.0}, "scaling_interval_s=1.0: needs pools that change"),
-        ({"decode": 1, "max_decode": 2, "ttft_target_s": 2.0}, "ttft_target_s=2.0: is what prefill processes"),
+        ({"decode": 1, "max_prefill": 2}, "max_prefill=2: needs a pool"),
+        ({"decode": 1, "scaling_interval_s": 1.0}, "scaling_interval_s=1.0: needs pools of variable size"),
+        ({"decode": 1, "max_decode": 2, "ttft_target_s": 2.0}, "ttft_target_s=2.0: is the target for adding prefill"),
         ({"tpot_target_s": 0.1}, "tpot_target_s=0.1: needs more than one process"),
         ({"decode": 1, "max_decode": 2, "scaling_interval_s": 0.0}, "scaling_interval_s=0.0: must be more than 0"),
     ],

@@ -746,9 +746,7 @@ def test_layers_of_their_own_are_refused_where_all_have_to_be_alike() -> None:
 )
 def test_a_text_config_that_a_model_of_text_does_not_read_is_named(architecture: str, meant: str) -> None:
     nested = {"architectures": [architecture], "text_config": PUBLISHED["gemma-3-1b"][0]}
-    with pytest.raises(
-        UnsupportedModel, match=f"text_config is not read, since {architecture} is of text alone{meant}"
-    ):
+    with pytest.raises(UnsupportedModel, match=f"text_config is not read, since {architecture} is text-only{meant}"):
         ModelConfig.from_hf(nested)
 
 
@@ -929,11 +927,11 @@ def test_windows_by_layer() -> None:
             UnsupportedModel,
             "Phi3ForCausalLM, without block-sparse attention (blocksparse_block_size=64); known",
         ),
-        ({"architectures": ["BertForMaskedLM"]}, UnsupportedModel, "a model of this name writes no text; known"),
+        ({"architectures": ["BertForMaskedLM"]}, UnsupportedModel, "models of this name generate no text; known"),
         (
             {"architectures": ["Qwen3Model"]},
             UnsupportedModel,
-            "a model of this name writes no text; the nearest is Qwen3ForCausalLM; known",
+            "models of this name generate no text; the nearest is Qwen3ForCausalLM; known",
         ),
         (
             {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256, "kv_lora_rank": 512},

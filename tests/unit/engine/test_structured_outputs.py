@@ -264,7 +264,7 @@ def test_what_was_compiled_travels_to_another_process(engines: dict[str, LLM]) -
         ({"json": {"enum": [object()]}}, "not JSON serializable"),
         ({"regex": 3}, "must be a text, not a number"),
         ({"regex": "\ud800"}, "lone surrogate"),
-        ({"regex": "a" * (MAX_STRUCTURE_BYTES + 1)}, "has 65537 bytes in UTF-8; at most 65536 are followed"),
+        ({"regex": "a" * (MAX_STRUCTURE_BYTES + 1)}, "has 65537 bytes in UTF-8; at most 65536 are allowed"),
         ({"grammar": ["a"]}, "must be a text, not a list"),
         ({"choice": []}, "at least one text"),
         ({"choice": ["a", ""]}, "none of them empty"),

@@ -78,7 +78,7 @@ def test_the_self_check_has_a_block_of_its_own_in_each_group_and_room_for_bad_on
 
 def test_with_the_self_check_the_named_remedy_works() -> None:
     config = CacheConfig(num_kv_blocks=100, kv_check_rate=1.0)
-    with pytest.raises(DoesNotFit, match="--kv-check-rate may put 1 out of use") as refused:
+    with pytest.raises(DoesNotFit, match="--kv-check-rate may take 1 out of use") as refused:
         size(config=config, max_model_len=1600)
     numbers = re.search(r"--max-model-len (\d+) or less, or give more with --num-kv-blocks (\d+)", str(refused.value))
     assert numbers is not None

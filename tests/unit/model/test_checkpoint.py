@@ -166,7 +166,7 @@ def test_a_text_config_that_lies_unread_is_said(folder: Path, caplog: pytest.Log
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "text_config": {"num_hidden_layers": 3}}))
     assert read_model_config(folder).num_layers == 2
-    assert caplog.text.count("text_config is not read, since LlamaForCausalLM is of text alone") == 1
+    assert caplog.text.count("text_config is not read, since LlamaForCausalLM is text-only") == 1
 
 
 def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:

@@ -307,7 +307,7 @@ def test_what_is_assumed_and_what_moved_is_said() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prefill=1"], "needs somebody who decodes"),
+        (["prefill=1"], "needs decode processes"),
         (["prefill=1", "decode=1"], "link_bytes_per_s=1.25e9"),
         (["decode=2", "link_bytes_per_s=1e9"], "is for a prefill pool"),
         (["link_bytes_per_s=1e9"], "is for a prefill pool"),

@@ -62,9 +62,9 @@ def test_one_pass_makes_a_token_and_every_draft_that_stands() -> None:
         ({"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 5}, "prompt_lookup_min=6.*which is 5"),
         (
             {"method": "ngram", "model": "m"},
-            "speculative_config.model='m': is nothing that 'ngram' knows.*for method 'draft_model'",
+            "speculative_config.model='m': is no field of method 'ngram'.*for method 'draft_model'",
         ),
-        ({"method": "early_exit", "prompt_lookup_max": 2}, "prompt_lookup_max=2: is nothing"),
+        ({"method": "early_exit", "prompt_lookup_max": 2}, "prompt_lookup_max=2: is no field"),
         ({"method": "early_exit", "exit_layer": 0}, "exit_layer=0.*at least 1"),
         ({"method": "draft_model", "model": 3}, "speculative_config.model=3: must be a text"),
         ([1], "must be an object"),

@@ -279,9 +279,7 @@ def test_a_share_is_above_0_and_at_most_1(value: Any) -> None:
 def test_a_share_is_of_a_gpu_and_not_beside_a_size() -> None:
     assert EngineConfig.from_keywords(device="cuda", gpu_memory_utilization=0.5).cache.utilization == 0.5
     assert EngineConfig.from_keywords(device="cuda").cache.utilization == 0.9
-    with pytest.raises(
-        InvalidParameter, match=r"is about the memory of a GPU.*Take --kv-cache-memory, or --device cuda"
-    ):
+    with pytest.raises(InvalidParameter, match=r"applies to GPUs.*Use --kv-cache-memory, or --device cuda"):
         EngineConfig.from_keywords(gpu_memory_utilization=0.5)
     with pytest.raises(InvalidParameter, match="changes nothing beside num_kv_blocks"):
         EngineConfig.from_keywords(device="cuda", gpu_memory_utilization=0.5, num_kv_blocks=4)
