@@ -1,8 +1,8 @@
-"""GGUF files of random blocks in published shapes: what sparse models of billions of weights cost, without a download.
+"""GGUF files of random blocks in published shapes: the speed of models of billions of weights without a download.
 
-Speed does not depend on what the numbers are. Blocks are drawn in their own format, so that no quantizing of gigabytes
-comes first: scales are alike, codes are random, and weights are about as large as those of a model before training.
-Experts are hit as a random router hits them.
+Speed does not depend on the values of the weights. Blocks are drawn in their own format, so that no quantization of
+gigabytes is needed: scales are equal, codes are random, and weights are about as large as those of an untrained model.
+Experts are chosen as by a random router.
 """
 
 from __future__ import annotations
@@ -28,42 +28,59 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseShape:
-    """The numbers of a sparse model's file."""
+class FileShape:
+    """Sizes and formats of a model's file."""
 
     graph: str
-    """As llama.cpp names it."""
+    """Name of the graph in llama.cpp."""
     pre: str
-    """What its tokenizer splits texts by."""
+    """Pre-tokenizer of the tokenizer."""
     num_layers: int
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_experts: int
-    num_chosen: int
     inner_size: int
-    """Of an expert."""
+    """Width of an expert, or of a dense layer's MLP."""
     vocab_size: int
-    of_experts: str
-    """Format of experts, as GGUF calls it."""
     others: str
-    """Format of the other matrices."""
+    """GGUF format of all matrices but those of experts."""
+    num_experts: int = 0
+    """Experts of a layer; 0: dense layers."""
+    num_chosen: int = 0
+    of_experts: str = ""
+    """GGUF format of experts."""
+    is_tied: bool = False
+    """Whether the head shares the embedding table."""
     rope_theta: float = 1_000_000.0
     norms_heads: bool = False
-    """Whether q and k have norms over each head."""
+    """Whether q and k have a norm over each head."""
     mlp_norm: str = "ffn_norm"
     """Name of the norm before the experts."""
     window: int = 0
-    """Tokens that layers with a window see; 0: there are none."""
+    """Tokens that layers with a window see; 0: no windows."""
     stretching: float = 1.0
     """Factor of YaRN beyond a context of 4,096."""
     has_biases: bool = False
-    """Whether all products have biases, and heads sinks."""
+    """Whether all linear layers have biases, and heads sinks."""
 
 
 SHAPES = {
-    "qwen3-3b-a0.6b": SparseShape(
+    "qwen3-0.6b": FileShape(
+        graph="qwen3",
+        pre="qwen2",
+        num_layers=28,
+        hidden_size=1024,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=128,
+        inner_size=3072,
+        vocab_size=151_936,
+        others="Q4_K",
+        norms_heads=True,
+        is_tied=True,
+    ),
+    "qwen3-3b-a0.6b": FileShape(
         graph="qwen3moe",
         pre="qwen2",
         num_layers=24,
@@ -79,7 +96,7 @@ SHAPES = {
         others="Q4_K",
         norms_heads=True,
     ),
-    "gpt-oss-4l": SparseShape(
+    "gpt-oss-4l": FileShape(
         graph="gpt-oss",
         pre="gpt-4o",
         num_layers=4,
@@ -100,8 +117,8 @@ SHAPES = {
         has_biases=True,
     ),
 }
-"""A cut of Qwen3-30B-A3B: its graph with half the width, half the layers and half the experts; and gpt-oss-20b with 4
-of its 24 layers."""
+"""Qwen3-0.6B; a cut of Qwen3-30B-A3B: its graph with half the width, half the layers and half the experts; and
+gpt-oss-20b with 4 of its 24 layers."""
 
 
 def random_gguf(
@@ -112,14 +129,14 @@ def random_gguf(
     seed: int = 0,
     progress: Annotated[bool, Parameter(negative="--no-progress")] = True,
 ) -> None:
-    """Write a GGUF file of random weights in the shape of a sparse model.
+    """Write a GGUF file of random weights in a published shape.
 
     Args:
         shape: One of the known shapes.
         vocabulary: A model folder whose tokenizer.json has a byte-level BPE.
-        output: The file.
-        seed: Of the weights.
-        progress: Show it.
+        output: The file to write.
+        seed: Seed of the weights.
+        progress: Show a progress bar.
     """
     import gguf
 
@@ -135,7 +152,7 @@ def random_gguf(
         writer.close()
 
 
-def _write_shape(writer: GGUFWriter, sizes: SparseShape) -> None:
+def _write_shape(writer: GGUFWriter, sizes: FileShape) -> None:
     writer.add_block_count(sizes.num_layers)
     writer.add_context_length(32_768)
     writer.add_embedding_length(sizes.hidden_size)
@@ -156,9 +173,10 @@ def _write_shape(writer: GGUFWriter, sizes: SparseShape) -> None:
         writer.add_sliding_window(sizes.window)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(sizes.vocab_size)
-    writer.add_expert_count(sizes.num_experts)
-    writer.add_expert_used_count(sizes.num_chosen)
-    writer.add_expert_feed_forward_length(sizes.inner_size)
+    if sizes.num_experts:
+        writer.add_expert_count(sizes.num_experts)
+        writer.add_expert_used_count(sizes.num_chosen)
+        writer.add_expert_feed_forward_length(sizes.inner_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +186,12 @@ class _Tensor:
     kind: str
 
 
-def _tensors(sizes: SparseShape) -> Iterator[_Tensor]:
+def _tensors(sizes: FileShape) -> Iterator[_Tensor]:
     hidden, q, kv = sizes.hidden_size, sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     yield _Tensor("token_embd.weight", (sizes.vocab_size, hidden), sizes.others)
     yield _Tensor("output_norm.weight", (hidden,), "F32")
-    yield _Tensor("output.weight", (sizes.vocab_size, hidden), sizes.others)
-    stack, inner = sizes.num_experts, sizes.inner_size
+    if not sizes.is_tied:
+        yield _Tensor("output.weight", (sizes.vocab_size, hidden), sizes.others)
     for layer in range(sizes.num_layers):
         of_layer = {
             "attn_norm": ((hidden,), "F32"),
@@ -182,10 +200,7 @@ def _tensors(sizes: SparseShape) -> Iterator[_Tensor]:
             "attn_v": ((kv, hidden), sizes.others),
             "attn_output": ((hidden, q), sizes.others),
             sizes.mlp_norm: ((hidden,), "F32"),
-            "ffn_gate_inp": ((stack, hidden), "F32"),
-            "ffn_gate_exps": ((stack, inner, hidden), sizes.of_experts),
-            "ffn_up_exps": ((stack, inner, hidden), sizes.of_experts),
-            "ffn_down_exps": ((stack, hidden, inner), sizes.of_experts),
+            **_feed_forward(sizes),
         }
         if sizes.norms_heads:
             of_layer |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), ((sizes.head_dim,), "F32"))
@@ -195,6 +210,25 @@ def _tensors(sizes: SparseShape) -> Iterator[_Tensor]:
             yield _Tensor(f"blk.{layer}.{name}.weight", shape, kind)
             if sizes.has_biases and len(shape) > 1:
                 yield _Tensor(f"blk.{layer}.{name}.bias", shape[:-1], "F32")
+
+
+def _feed_forward(sizes: FileShape) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and format of the matrices behind a layer's second norm."""
+    hidden, inner, stack = sizes.hidden_size, sizes.inner_size, sizes.num_experts
+    if not stack:
+        kind = sizes.others
+        return {
+            "ffn_gate": ((inner, hidden), kind),
+            "ffn_up": ((inner, hidden), kind),
+            "ffn_down": ((hidden, inner), kind),
+        }
+    kind = sizes.of_experts
+    return {
+        "ffn_gate_inp": ((stack, hidden), "F32"),
+        "ffn_gate_exps": ((stack, inner, hidden), kind),
+        "ffn_up_exps": ((stack, inner, hidden), kind),
+        "ffn_down_exps": ((stack, hidden, inner), kind),
+    }
 
 
 def _write_tensors(writer: GGUFWriter, tensors: list[_Tensor], seed: int, *, progress: bool) -> None:
@@ -234,17 +268,17 @@ def _half(*numbers: float) -> Bytes:
 
 
 def _q4_k(blocks: Bytes) -> None:
-    """A factor of the scales, and one of the mins: about 0.02 either side of 0."""
+    """Set the factor of the scales and that of the mins: numbers up to about 0.02 on both sides of 0."""
     blocks[:, :4] = _half(1e-4, 7.5e-4)
 
 
 def _q8_0(blocks: Bytes) -> None:
-    """A scale: about 0.02 either side of 0."""
+    """Set the scale: numbers up to about 0.02 on both sides of 0."""
     blocks[:, :2] = _half(2.7e-4)
 
 
 def _mxfp4(blocks: Bytes) -> None:
-    """An exponent of 2: numbers up to 6, times 2**-8."""
+    """Set the exponent of 2: numbers up to 6, times 2**-8."""
     blocks[:, 0] = 127 - 8
 
 
