@@ -249,7 +249,7 @@ def test_who_has_answered_from_it_ends_in_words_and_nobody_else(llama: str, is_d
         assert sum(s.duration_s for s in lane.segments) == pytest.approx(lane.duration_s)
         checks = [s for s in lane.segments if s.label is Label.KV_CHECK]
         if not is_delayed or name == hitting:
-            assert all("gone bad" in s.reason for s in checks)
+            assert all("corrupt" in s.reason for s in checks)
             assert len(checks) == (0 if is_delayed else 1)
         assert any("found corrupt" in note for note in lane.notes) == (name != bystander)
 
