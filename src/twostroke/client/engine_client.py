@@ -200,7 +200,7 @@ class EngineClient(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the engine certainly runs with nothing queued or running, so that the next request does not wait."""
+        """Whether the engine certainly runs without any request, so that the next one does not wait."""
         ...
 
     def load(self, tenant: str, *, background: bool = False) -> EngineLoad:

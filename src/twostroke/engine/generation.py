@@ -87,7 +87,7 @@ class Generation:
     scheduled_time_s: float | None = None
     """Time at which it first ran; None while it has only waited."""
     has_reported: bool = False
-    """Whether an update has reported its state since it began or was last preempted."""
+    """Whether an update has reported its state since its start, and since its last preemption."""
     _hashes: list[bytes] = field(default_factory=list[bytes])
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
     fetches_by_nixl: bool = False
     """Whether the processes it fetches from lend by NIXL."""
     allows_drift: bool = False
-    """Whether it accepts KV computed by other kernels or on other devices."""
+    """Whether it accepts KV computed with other numerics: kernels, device."""
     memory_share: float = 1.0
     """Share of the free memory that it may use; the rest is for the other processes of the pools."""
     heartbeat: Heartbeat = Heartbeat()
