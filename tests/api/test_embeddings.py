@@ -82,7 +82,7 @@ def test_embeddings_beside_completions_have_the_same_bits(client: Any, server: S
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"dimensions": 257}, "dimensions=257: at most 256"),
+        ({"dimensions": 257}, "dimensions=257: must be at most 256"),
         ({"dimensions": 0}, "dimensions=0"),
         ({"encoding_format": "hex"}, "encoding_format='hex'"),
         ({"input": []}, "input is an empty list"),

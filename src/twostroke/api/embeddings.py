@@ -46,7 +46,9 @@ class Embeddings(Opened):
         request = self._request
         most = self.engine.facts.hidden_size
         if request.dimensions is not None and request.dimensions > most:
-            raise InvalidParameter("dimensions", request.dimensions, f"must be at most {most}, this model's size")
+            raise InvalidParameter(
+                "dimensions", request.dimensions, f"must be at most {most}, this model's hidden size"
+            )
         given = prompts_of(request.input, "input")
 
         def prepare() -> list[PromptInput]:
