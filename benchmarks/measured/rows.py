@@ -257,6 +257,7 @@ COMPARED: tuple[tuple[str, str], ...] = (
     ("the same, with AVX-512", "compare-avx512-qwen3-int8"),
     ("Qwen3-0.6B's shape, 4 bits", "compare-qwen3-int4"),
     ("the same, with AVX-512", "compare-avx512-qwen3-int4"),
+    ("Qwen3-0.6B's shape, Q4_K, with AVX-512", "compare-avx512-qwen3-0.6b.Q4_K"),
     ("Qwen3-0.6B's shape, 4 bits, `--activation-quantization none`", "compare-qwen3-int4-activations-none"),
     ("Llama-3.2-1B's shape, 8 bits", "compare-llama1b-int8"),
     ("A cut of Qwen3-30B-A3B (3 B weights, 0.6 B a token), Q4_K", "compare-qwen3-3b-a0.6b.Q4_K"),
