@@ -330,7 +330,7 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": [5, 100_000]}, "allowed_token_ids"),
     ({"stop_token_ids": [100_000]}, "stop_token_ids"),
     # the random models' ids are those of the bytes in rising order: 64 is "a", 256 ends the text
-    ({"allowed_token_ids": [256], "min_tokens": 1}, "allowed_token_ids.*min_tokens=1 holds back"),
+    ({"allowed_token_ids": [256], "min_tokens": 1}, "allowed_token_ids.*min_tokens=1 excludes"),
     ({"allowed_token_ids": [5, 256], "stop_token_ids": [5], "min_tokens": 2}, "allowed_token_ids.*min_tokens=2"),
     ({"allowed_token_ids": [64], "bad_words": ["a"], "min_tokens": 1}, "to draw: bad_words forbids"),
     ({"allowed_token_ids": [64, 256], "bad_words": ["a"], "min_tokens": 1}, "allowed_token_ids.*min_tokens.*bad_words"),
