@@ -140,10 +140,10 @@ def test_explain_asks_a_server(server: ServerProcess, tmp_path: Path, capsys: py
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     explain("cmpl-asked", url=server.url, json_output=True)
     assert json.loads(capsys.readouterr().out)["request_id"] == "cmpl-asked"
-    for given, told in (("cmpl-never", "answers 404"), ("cmpl-asked", "cannot be asked")):
+    for given, told in (("cmpl-never", "answers 404"), ("cmpl-asked", "cannot be reached")):
         with pytest.raises(InvalidParameter, match=told):
             explain(given, url=server.url if given == "cmpl-never" else "http://127.0.0.1:9")
-    with pytest.raises(ClientError, match="there is no run to read: twostroke explain cmpl-asked --event-log FILE"):
+    with pytest.raises(ClientError, match="no run is given: use twostroke explain cmpl-asked --event-log FILE"):
         explain("cmpl-asked")
 
 
@@ -151,7 +151,7 @@ def test_doctor_asks_a_server(server: ServerProcess, capsys: pytest.CaptureFixtu
     before = server.post("/v1/completions", BODY).json()
     doctor(url=server.url, json_output=True)
     assert json.loads(capsys.readouterr().out)["signals"]["num_requests"] >= 1
-    with pytest.raises(InvalidParameter, match=r"cannot be asked \(Connection refused\)"):
+    with pytest.raises(InvalidParameter, match=r"cannot be reached \(Connection refused\)"):
         doctor(url="http://127.0.0.1:9")
     after = server.post("/v1/completions", BODY).json()
     assert after["choices"] == before["choices"], "it only looked"

@@ -1,4 +1,4 @@
-"""`twostroke bench`: measure an engine, a server or a model, and read what was measured."""
+"""`twostroke bench`: measure an engine, a server, a model or this machine, and read the results."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ app = App(
 )
 
 _IN_A_CLONE = ("compare", "drill", "handover", "prediction", "ranks", "reproduce", "router", "spec", "table")
-"""Commands that reproduce this project's own results. They were here once."""
+"""Former commands that reproduce this project's own results. They have moved to the repository's benchmarks folder."""
 
 
 def _moved(name: str) -> Callable[..., None]:
     def command(*_: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
         raise ClientError(
-            f"`twostroke bench {name}` reproduces this project's own results, and is no part of the package. In a "
-            f"clone of the repository: python -m benchmarks {name}, with the same flags."
+            f"`twostroke bench {name}` reproduces this project's own results and is not part of the package. In a "
+            f"clone of the repository, run: python -m benchmarks {name}, with the same flags."
         )
 
     return command
 
 
 for _name in _IN_A_CLONE:
-    app.command(_moved(_name), name=_name, show=False, help_flags=())  # --help says it, too
+    app.command(_moved(_name), name=_name, show=False, help_flags=())  # --help prints the same message
 
 
 @app.command(**short_help("bench offline"))
@@ -69,7 +69,7 @@ def offline(
 def serve(*, options: Annotated[ServeOptions, Parameter(name="*", group="Load")] = ServeOptions()) -> None:
     """Put load on a server of OpenAI's API, ours or any: TTFT, TPOT, ITL, goodput under an SLO, refusals, the frontier.
 
-    A request is sent when it is due, whether or not earlier ones have ended. Latencies count from that time. The exit
+    Each request is sent when it is due, even if earlier ones have not ended. Latencies count from that time. The exit
     code is 1 when no request was answered.
     """
     from twostroke.measure.serve.run import print_serve, run_serve
@@ -88,7 +88,7 @@ def quality(
     """Measure what smaller formats of weights and KV cost: perplexity, bits per byte, retrieval at a distance.
 
     Each format is also compared with float32 on the same weights: mean and maximal KL, top-1 agreement, perplexity. The
-    exit code is 1 when the embedded model on its held-out text rises above a limit, or llama.cpp gives no figures.
+    exit code is 1 when the embedded model exceeds a limit on its held-out text, or when llama.cpp reports no figures.
     """
     found = run_quality(options)
     print_quality(found)
@@ -101,13 +101,13 @@ def start(
     *,
     options: Annotated[StartOptions, Parameter(name="*", group="Start")] = StartOptions(),
 ) -> None:
-    """Measure a start: seconds until the first token, and the peak of the memory that the process owns."""
+    """Measure a start: seconds until the first token, and the peak memory of the process."""
     print_starts(run_start(options))
 
 
 @app.command(**short_help("bench kernels"))
 def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kernels")] = KernelOptions()) -> None:
-    """Check each operator of each backend against the reference, and time it beside the machine's limits."""
+    """Check each operator of each backend against the reference; compare its time with the machine's limits."""
     found = run_kernels(options).results
     print_kernels(found)
     if not all(kernel["is_right"] for kernel in found["kernels"]):
@@ -121,13 +121,13 @@ def sweep(
     load: LoadFlags = LoadByFlags(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
-    """Measure TTFT over prompt length, TPOT over context, throughput over batch size, each beside its floor."""
+    """Measure TTFT over prompt length, TPOT over context, throughput over batch size, each with its predicted floor."""
     print_sweep(run_sweep(options, load, cache).results)
 
 
 @app.command(**short_help("bench diff"))
 def diff(before: Path, after: Path) -> None:
-    """Compare two saved results figure by figure, and show what else differs between them."""
+    """Compare two saved results figure by figure, and list all other differences between them."""
     print_comparison(compare_results(load_result(before), load_result(after)))
 
 
@@ -138,9 +138,9 @@ def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
     Parameters
     ----------
     event_log
-        The file.
+        The event log.
     price_per_hour
-        Of the machine, in any money: also says what a million tokens cost.
+        Price of the machine per hour, in any currency; the report then includes the cost of a million tokens.
     """
     check_price_per_hour(price_per_hour)
     events = read_run((event_log,))

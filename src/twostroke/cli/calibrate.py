@@ -1,4 +1,4 @@
-"""`twostroke calibrate MODEL`: how long its steps take on this machine, and which way of drafting is the fastest."""
+"""`twostroke calibrate MODEL`: measured step times on this machine, and the fastest way of drafting."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def calibrate(
 ) -> None:
     """Measure the step times of a model on this machine, and every way of drafting; recommend a --speculative-config.
 
-    The file goes to ~/.cache/twostroke. A server finds the step times there and goes by them (--itl-slo); so do
-    `twostroke plan` and `twostroke replay` of a trace.
+    The result is written to ~/.cache/twostroke. A server reads the step times there and uses them for --itl-slo;
+    `twostroke plan` and `twostroke replay` of a trace use them too.
 
     Parameters
     ----------
     model
         A model folder, a GGUF file, a hub id, or 'embedded', which is the default.
     model_flag
-        The same as a flag.
+        The same as MODEL.
     json_output
-        The figures as one JSON object, as they are written to the file, instead of tables.
+        Print the figures as one JSON object, as in the file, instead of tables.
     """
     from twostroke.calibrate.run import calibrate as run  # loads torch
     from twostroke.calibrate.show import print_calibration
@@ -50,4 +50,4 @@ def calibrate(
         print(f"written: {output}")
     if options.output is not None:
         place = place_to_write(find_model_of(config).path, config)
-        print(f"A server looks for it in {place}; copy it there to serve by it.", file=sys.stderr)
+        print(f"A server reads its calibration from {place}; copy the file there to use it.", file=sys.stderr)

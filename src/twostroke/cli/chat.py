@@ -1,6 +1,6 @@
 """`twostroke chat [MODEL]`: a conversation in the terminal; the prefix cache keeps each turn cheap.
 
-What a line means: a message, or one of the commands that begin with a slash.
+A line is a message to the model, or a command that begins with a slash.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 HELP = """\
 /new                  forget the conversation (also /clear)
-/set NAME VALUE       a sampling setting from here on: /set max_tokens 1000, /set temperature 0
-/bye                  end (also /exit, /quit, an empty line, Ctrl-D)
-/help                 this (also /?)
-Anything else is a message to the model; \"\"\" begins and ends one of several lines. A message that begins with a slash
-goes behind a space. Ctrl-C stops an answer.
+/set NAME VALUE       change a sampling setting: /set max_tokens 1000, /set temperature 0
+/bye                  end the chat (also /exit, /quit, an empty line, Ctrl-D)
+/help                 print this list (also /?)
+All other lines are messages to the model. \"\"\" begins and ends a message of several lines. Put a space before a
+message that begins with a slash. Ctrl-C stops an answer.
 """
 
 
 class Command(StrEnum):
-    """What a line asks of the chat itself."""
+    """Command that a line gives to the chat itself."""
 
     NEW = "new"
     SET = "set"
@@ -64,39 +64,39 @@ _NAMES = {
 }
 _COMMAND = re.compile(r"/[A-Za-z?][\w?-]*")
 _OTHER_NAMES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Of Ollama and llama.cpp."""
+"""Names of sampling settings in Ollama and llama.cpp, with the name here."""
 _NOT_SET = frozenset(
     {"structured_outputs", "logit_bias", "stop", "n", "allowed_token_ids", "bad_words", "stop_token_ids"}
 )
-"""Sampling settings that take more than a word."""
+"""Sampling settings that /set cannot change, because their values take more than one word."""
 
 
 def command_of(line: str) -> tuple[Command, list[str]] | None:
-    """Return the command that a line is, and the words behind it; None of a message.
+    """Return the command that a line gives, and the words after it; return None for a message.
 
     >>> command_of("/set max_tokens 9"), command_of("/etc/hosts is what?"), command_of(" /bye")
     ((<Command.SET: 'set'>, ['max_tokens', '9']), None, None)
 
     Raises:
-        ClientError: it begins like a command, and there is none of this name.
+        ClientError: the line has the form of a command, but no command has this name.
     """
     first, *rest = line.split() or [""]
     if not line.startswith("/") or not _COMMAND.fullmatch(first):
         return None
     if first not in _NAMES:
         raise ClientError(
-            f"there is no command {first}; /help lists those there are. A message that begins with a slash goes behind "
-            "a space."
+            f"there is no command {first}; /help lists all commands. Put a space before a message that begins with a "
+            "slash."
         )
     return _NAMES[first], rest
 
 
 def changed(sampling: ChatSampling, words: list[str]) -> ChatSampling:
-    """Return the sampling with the setting that /set names; Ollama's word `parameter` may stand before it.
+    """Return the sampling settings after a /set command; Ollama's word `parameter` may precede the name.
 
     Raises:
-        ClientError: no name and value, or a name that is none.
-        InvalidParameter: a value that the setting does not take.
+        ClientError: the words are not a name and a value, or no setting has this name.
+        InvalidParameter: the setting does not accept the value.
     """
     match words:
         case ["parameter", name, value] | [name, value]:
@@ -107,7 +107,7 @@ def changed(sampling: ChatSampling, words: list[str]) -> ChatSampling:
     name = _OTHER_NAMES.get(name, name)
     known = sorted({field.name for field in fields(ChatSampling)} - _NOT_SET)
     if name not in known:
-        raise ClientError(f"/set knows no {name!r}; it knows {', '.join(known)}.")
+        raise ClientError(f"/set cannot change {name!r}; it can change {', '.join(known)}.")
     return replace(sampling, **{name: _value(name, value)})
 
 
@@ -129,11 +129,11 @@ def chat(
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
-    """Talk to a model; /help lists what else can be typed, and an empty line, /bye or end of input ends it.
+    """Talk to a model; /help lists the commands, and an empty line, /bye or end of input ends the chat.
 
-    An answer has at most 256 tokens unless --max-tokens or /set max_tokens says otherwise. A message that is refused or
-    fails is no part of the conversation, which goes on. Unless the messages come from a terminal, the exit code is 1
-    then.
+    An answer has at most 256 tokens unless --max-tokens or /set max_tokens changes this. A message that is refused or
+    fails is left out of the conversation, and the chat continues. The exit code is then 1, unless the messages come
+    from a terminal.
 
     Parameters
     ----------
@@ -144,25 +144,25 @@ def chat(
     system
         A system message to begin with.
     json_output
-        Print nothing but one JSON object a message: what `generate --json` prints, or {"error": ...} for a refused one.
+        Print only one JSON object per message: the output of `generate --json`, or {"error": ...} for a refused one.
     quiet
-        No start-up lines, no figures.
+        Print no start-up lines and no figures.
     """
     engine = started_engine(engine_flags, model, model_flag, quiet=quiet)
     if not quiet:
-        sys.stderr.write(f"answers  {_limit_words(sampling)}; /help lists what else can be typed\n")
+        sys.stderr.write(f"answers  {_limit_words(sampling)}; /help lists the commands\n")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is refused, like any other
+        sys.stdin.reconfigure(errors="surrogateescape")  # input that is not UTF-8 is then refused as a message
     talk = _Talk(engine, system, sampling, json_output=json_output, quiet=quiet)
     while (line := _read_line()).strip() and talk.goes_on_after(line):
         pass
     engine.close()
     if talk.num_failed and not sys.stdin.isatty():
-        sys.exit(1)  # a person has seen it; a pipe has only this
+        sys.exit(1)  # a pipe learns of the failure only from the exit code
 
 
 class _Talk:
-    """A conversation and its settings."""
+    """Conversation with its engine and settings."""
 
     def __init__(
         self, engine: TextEngine, system: str | None, sampling: ChatSampling, *, json_output: bool, quiet: bool
@@ -176,7 +176,7 @@ class _Talk:
         self.num_failed = 0
 
     def goes_on_after(self, line: str) -> bool:
-        """Do what a line asks for; return whether another is read."""
+        """Answer a message or execute a command; return whether to read another line."""
         try:
             command = command_of(line)
             if command is None:
@@ -207,14 +207,14 @@ class _Talk:
                 sys.stderr.write(f"answers  {_limit_words(self._sampling)}\n")
 
     def _refuse(self, error: TwostrokeError) -> None:
-        if self._json_output and isinstance(error, ClientError):  # whoever sent the message waits for a line
+        if self._json_output and isinstance(error, ClientError):  # the sender waits for one line per message
             print(json.dumps({"error": str(error)}), flush=True)
         sys.stderr.write(f"{error}\n")
         self.num_failed += 1
 
     def _answer(self, content: str) -> None:
-        """Answer a message, printed as it comes; both become part of the conversation when that has succeeded."""
-        from twostroke.client.chat_inputs import ChatInputs  # loaded by now
+        """Answer a message and print the text as it is generated; add both to the conversation on success."""
+        from twostroke.client.chat_inputs import ChatInputs  # the engine has already loaded it
         from twostroke.client.output_processor import OutputKind
 
         question = {"role": "user", "content": content}
@@ -228,13 +228,13 @@ class _Talk:
         elif not self._quiet and output.metrics is not None:
             sys.stderr.write(summary(output, output.metrics) + "\n")
             if output.outputs[0].finish_reason == "length":
-                sys.stderr.write(f"cut here: {_limit_words(self._sampling)}; /set max_tokens 1000 allows more\n")
+                sys.stderr.write(f"cut off: {_limit_words(self._sampling)}; /set max_tokens 1000 allows more\n")
         if output.error is not None:
             raise EngineError(output.error)
         self._messages += [question, {"role": "assistant", "content": output.outputs[0].text}]
 
     def _run(self, request_id: str) -> RequestOutput | None:
-        """Run the request to its end; None if somebody at a terminal stops it with Ctrl-C, and wants to go on."""
+        """Run the request to its end; abort it and return None after a Ctrl-C at a terminal."""
         from twostroke.client.text_engine import interrupts_held
 
         try:
@@ -246,13 +246,13 @@ class _Talk:
             self._engine.abort(request_id)
             while self._engine.has_work:
                 self._engine.step()
-            sys.stderr.write("\nstopped; the question is no part of the conversation\n")
+            sys.stderr.write("\nstopped; the question is not part of the conversation\n")
             return None
 
 
 def _limit_words(sampling: ChatSampling) -> str:
     most = (
-        "as many tokens as the context leaves"
+        "as many tokens as the context has room for"
         if sampling.max_tokens is None
         else f"at most {sampling.max_tokens:,} tokens"
     )
@@ -260,7 +260,7 @@ def _limit_words(sampling: ChatSampling) -> str:
 
 
 def _read_line() -> str:
-    """Return the next line, or the lines between two marks, as they were typed; empty at the end of input."""
+    """Return the next line, or the text between two marks, as typed; return "" at the end of input."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         sys.stderr.write("> ")
@@ -271,8 +271,8 @@ def _read_line() -> str:
     parts = [line.removeprefix(_LINES)]
     while not parts[-1].rstrip().endswith(_LINES) and (more := sys.stdin.readline()):
         parts.append(more)
-    return " " + "".join(parts).rstrip().removesuffix(_LINES)  # no command, whatever it begins with
+    return " " + "".join(parts).rstrip().removesuffix(_LINES)  # a leading space: never a command
 
 
 _LINES = '"""'
-"""Before and behind a message of several lines, as in Ollama."""
+"""Mark before and after a message of several lines, as in Ollama."""

@@ -1,4 +1,4 @@
-"""The composition of the commands. Nothing heavy is imported before one of them runs."""
+"""All commands in one cyclopts app. Modules that are slow to import are loaded when a command runs."""
 
 from __future__ import annotations
 

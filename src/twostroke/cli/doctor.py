@@ -1,4 +1,4 @@
-"""`twostroke doctor`: what binds an engine, and which lever to pull; from a log, a dump, or a server that runs."""
+"""`twostroke doctor`: an engine's bottleneck and its remedies, from a log, a dump or a running server."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def doctor(
     link_bytes_per_s: float | None = None,
     json_output: JsonFlag = False,
 ) -> None:
-    """Name what binds an engine, with the evidence, levers with their predicted gains, and faults.
+    """Find an engine's bottleneck, with the evidence, changes with their predicted gains, and faults.
 
-    It only looks: nothing that serves is touched. No lever is offered that is predicted to bring less than 10 %, from
-    fewer than 10 requests, or where simulating the run as it was recorded is off by more than 25 %.
+    The command only reads; a running server is not affected. A change is listed if the run has at least 10 requests,
+    the predicted gain is at least 10 %, and simulating the recorded run is off by at most 25 %.
 
     Parameters
     ----------
     event_log
-        A file that --event-log wrote, or the dump of a server's flight recorder; of a server with --prefill and
-        --decode the files of its processes. Of several runs in a file the last is meant.
+        A file that --event-log wrote, or the dump of a server's flight recorder; for a server with --prefill and
+        --decode the files of all its processes. If a file has several runs, the last one is read.
     url
-        A server that runs, such as http://127.0.0.1:8000, instead of a file; it knows its last minutes.
+        Address of a running server, such as http://127.0.0.1:8000, instead of a file; it provides its last minutes.
     api_key
         The server's key, if it has one.
     link_bytes_per_s
-        Of the link to a second machine like this one: a prefill pool there is tried with it, where that is a lever.
+        Speed of the link to a second machine like this one; used to predict the gain of a prefill pool there.
     json_output
-        One JSON object instead of text.
+        Print one JSON object instead of text.
     """
     from twostroke.planner.doctor import diagnose
     from twostroke.planner.show_doctor import diagnosis_json, print_diagnosis
@@ -51,6 +51,6 @@ def doctor(
 
 
 def _recorded(url: str, api_key: str | None) -> list[Event]:
-    from twostroke.cli.explain import Server  # a client of HTTP takes a tenth of a second to load
+    from twostroke.cli.explain import Server  # urllib takes 0.1 s to load
 
     return events_of_text(Server(url, api_key).get("/flight_recorder"), url)

@@ -1,4 +1,4 @@
-"""Reading of the event logs that commands take. A file of another kind is refused with the command that reads it."""
+"""Reading of the event logs that commands take. The error for another kind of file names the command that reads it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _RUN_FIRST = "Give the file that --event-log wrote, once its engine has answered
 
 
 def check_source(paths: Sequence[Path], url: str | None, with_a_file: str) -> None:
-    """Refuse a command that names neither logs nor a server, or both.
+    """Raise unless exactly one of logs and a server is given.
 
     Args:
         paths: logs that were given.
-        url: the server that was given.
-        with_a_file: how the command is called with a file.
+        url: address of the server that was given.
+        with_a_file: how to call the command with a file, for messages.
 
     Raises:
         ClientError: none or both are given.
-        InvalidParameter: the address is none.
+        InvalidParameter: the address is not an HTTP URL.
     """
     if not paths and url is None:
-        raise ClientError(f"there is no run to read: {with_a_file}, or --url of a server that runs.")
+        raise ClientError(f"no run is given: use {with_a_file}, or --url with the address of a running server.")
     if paths and url is not None:
         raise ClientError(f"{_named(paths)} and --url {url} are two runs: give a file or a server, not both.")
     if url is not None and not url.startswith(("http://", "https://")):
-        raise InvalidParameter("url", url, "must begin with http:// or https://", "Such as http://127.0.0.1:8000.")
+        raise InvalidParameter("url", url, "must begin with http:// or https://", "For example http://127.0.0.1:8000.")
 
 
 def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
-    """Return the events of logs, by their times.
+    """Return the events of logs, ordered by time.
 
     Args:
         paths: one file per process.
         name: the parameter as the caller spells it.
 
     Raises:
-        InvalidParameter: a file cannot be read, or is a trace, or no file holds an event, or one is before the clock
-            began.
-        UnreadableEvent: a line is no event, or one of another version.
+        InvalidParameter: a file cannot be read or is a trace, no file has an event, or an event has a time before the
+            clock began.
+        UnreadableEvent: a line is not an event, or its version is not supported.
     """
     refuse_traces(paths, name)
     try:
@@ -62,15 +62,15 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
 
 
 def read_run(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
-    """Return the events of the logs of a run in which steps ended.
+    """Return the events of a run's logs; require at least one finished step.
 
     Args:
-        paths: each of one process.
-        name: the parameter, as the caller spells it.
+        paths: one file per process.
+        name: the parameter as the caller spells it.
 
     Raises:
-        InvalidParameter: as `read_logs` raises, or no step ever ended, or events are missing.
-        UnreadableEvent: a line is no event, or one of another version.
+        InvalidParameter: for the reasons of `read_logs`; no step finished; or events are missing.
+        UnreadableEvent: a line is not an event, or its version is not supported.
     """
     events = read_logs(paths, name)
     if not any(isinstance(event, StepCommitted) for event in events):
@@ -85,14 +85,14 @@ def _named(paths: Sequence[Path]) -> str:
 
 
 def refuse_traces(paths: Sequence[Path], name: str = "event_log") -> None:
-    """Refuse a Mooncake trace: it holds requests but no run.
+    """Raise if a file is a Mooncake trace, which has requests but no run.
 
     Raises:
         InvalidParameter: one of the files is a trace.
     """
     for path in paths:
         if is_trace(path):
-            limit = "is a Mooncake trace, and no event log"
+            limit = "is a Mooncake trace, not an event log"
             raise InvalidParameter(name, str(path), limit, f"Run it with `twostroke replay {path} --model MODEL`.")
 
 
@@ -104,7 +104,7 @@ def events_of_text(text: str, source: str) -> list[Event]:
         source: origin of the text, for messages.
 
     Raises:
-        UnreadableEvent: a line is no event, or one of another version.
+        UnreadableEvent: a line is not an event, or its version is not supported.
     """
     try:
         return [from_json(line) for line in text.splitlines() if line]

@@ -1,4 +1,4 @@
-"""`twostroke explain ID`: where the time of a request went, from an event log or a server that runs."""
+"""`twostroke explain ID`: the time of one request, part by part, from an event log or a running server."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def explain(
     json_output: JsonFlag = False,
     trace: Path | None = None,
 ) -> None:
-    """Explain a request: every millisecond of it, what it went into, and why.
+    """Explain how a request spent every millisecond, and why.
 
     Parameters
     ----------
     request_id
-        Its name; of several requests with this name the last, or `name#number` for a certain one.
+        Name of the request. If several requests have it, the last one; `name#number` selects another.
     event_log
-        A file that --event-log wrote, or the dump of a server's flight recorder; of a server with --prefill and
-        --decode the files of its processes.
+        A file that --event-log wrote, or the dump of a server's flight recorder; for a server with --prefill and
+        --decode the files of all its processes.
     url
-        A server that runs, such as http://127.0.0.1:8000, instead of a file; it knows its last minutes. Its requests
-        are called as its answers are: cmpl-...
+        Address of a running server, such as http://127.0.0.1:8000, instead of a file; it provides its last minutes.
+        Name a request by the id of its response: cmpl-...
     api_key
         The server's key, if it has one.
     json_output
-        One JSON object instead of a table.
+        Print one JSON object instead of a table.
     trace
-        A file to write the whole log to as a Chrome trace, for Perfetto.
+        File to write the whole log to as a Chrome trace, for Perfetto.
     """
     check_source(event_log, url, f"twostroke explain {request_id} --event-log FILE")
     if url is not None:
@@ -73,20 +73,21 @@ def explain(
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs."""
+    """HTTP client of a running `twostroke serve`."""
 
     url: str
     api_key: str | None
 
     def get(self, path: str) -> str:
-        """What it answers.
+        """Return the body of the response to a GET request.
 
         Raises:
-            InvalidParameter: there is none, or it refuses, or it is another kind of server, or the key is no header.
+            InvalidParameter: the server cannot be reached, or returns an error or a web page; or the key is not
+                printable ASCII.
         """
         key = self.api_key
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise InvalidParameter("api_key", "...", "must be printable ASCII: it goes into a header")
+            raise InvalidParameter("api_key", "...", "must be printable ASCII, because it is sent in a header")
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, headers=headers)
@@ -95,36 +96,38 @@ class Server:
         except urllib.error.HTTPError as error:
             raise InvalidParameter("url", self.url, f"the server answers {error.code}: {_body_of(error)}") from None
         except http.client.InvalidURL as error:
-            raise InvalidParameter("url", self.url, f"is no URL ({reason_of(error)})", _ADDRESS) from error
+            raise InvalidParameter("url", self.url, f"is not a valid URL ({reason_of(error)})", _ADDRESS) from error
         except http.client.HTTPException as error:
-            limit = f"is answered with what is no whole HTTP ({reason_of(error)})"
+            limit = f"returns an incomplete or invalid HTTP response ({reason_of(error)})"
             raise InvalidParameter("url", self.url, limit, _ADDRESS) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
-            limit = f"cannot be asked ({reason_of(reason) if isinstance(reason, Exception) else reason})"
+            limit = f"cannot be reached ({reason_of(reason) if isinstance(reason, Exception) else reason})"
             raise InvalidParameter("url", self.url, limit, _ADDRESS) from error
         if kind == "text/html":
             raise self.another_kind("a web page")
         return text
 
     def get_json(self, path: str) -> object:
-        """Return what it answers, read as JSON.
+        """Return the body of the response, parsed as JSON.
 
         Raises:
-            InvalidParameter: see get; or it answers something else.
+            InvalidParameter: for the reasons of `get`; or the body is not JSON.
         """
         try:
             return json.loads(self.get(path))
         except InvalidParameter:
             raise
         except (ValueError, RecursionError) as error:
-            raise self.another_kind("what is no JSON") from error
+            raise self.another_kind("a body that is not JSON") from error
 
     def another_kind(self, answer: str) -> InvalidParameter:
-        """Return the refusal of a server that is none of ours, by its answer."""
-        return InvalidParameter(
-            "url", self.url, f"is answered with {answer}; no `twostroke serve` runs there", _ADDRESS
-        )
+        """Return the error for a server that is not `twostroke serve`.
+
+        Args:
+            answer: what it sent instead, for the message.
+        """
+        return InvalidParameter("url", self.url, f"returns {answer}; no `twostroke serve` runs there", _ADDRESS)
 
 
 _ADDRESS = "Give the address that `twostroke serve` printed."
@@ -144,11 +147,11 @@ def _body_of(error: urllib.error.HTTPError) -> str:
     try:
         return _message(error.read())
     except (OSError, http.client.HTTPException):
-        return "the rest of its answer never came"
+        return "the response ended early"
 
 
 def _message(body: bytes) -> str:
-    """Of an error in OpenAI's shape; whatever it is otherwise."""
+    """Return the message of an OpenAI-style error body, or the first 200 characters of any other body."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""The flags that several commands share: the config dataclasses themselves, so that no flag exists twice."""
+"""Flags that several commands share. They are fields of the config dataclasses, so each flag is defined once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _GROUPS = (
 
 
 def group(name: str) -> Group:
-    """Return the group of flags of a name, which has its place in `--help`."""
+    """Return the group of flags with a name, sorted as in `_GROUPS`."""
     return Group(name, sort_key=_GROUPS.index(name))
 
 
@@ -67,7 +67,7 @@ __all__ = [
 
 
 def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
-    """42:-5,7:2 to {42: -5.0, 7: 2.0}."""
+    """Return the map of a --logit-bias value: 42:-5,7:2 gives {42: -5.0, 7: 2.0}."""
     text = ",".join(token.value for token in tokens)
     try:
         return {int(token_id): float(bias) for token_id, bias in (pair.split(":") for pair in text.split(","))}
@@ -76,7 +76,7 @@ def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
 
 
 def _read_structure(_: type, tokens: Sequence[Token]) -> StructuredOutputs:
-    """{"regex": "[0-9]+"} to StructuredOutputs(regex="[0-9]+")."""
+    """Parse the JSON of --structured-outputs: {"regex": "[0-9]+"} gives StructuredOutputs(regex="[0-9]+")."""
     text = tokens[0].value
     given = _from_json("structured_outputs", text, """Quote it: '{"regex": "[0-9]+"}'.""")
     params = SamplingParams(structured_outputs=given)
@@ -86,7 +86,7 @@ def _read_structure(_: type, tokens: Sequence[Token]) -> StructuredOutputs:
 
 
 def _from_json(name: str, text: str, remedy: str) -> Any:
-    """Return the value of a flag that is JSON."""
+    """Parse the JSON value of a flag."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -101,7 +101,7 @@ def _object(name: str, text: str, remedy: str) -> dict[str, Any]:
 
 
 _ONE_WORD: dict[str, Any] = {"accepts_keys": False, "n_tokens": 1, "consume_multiple": False}
-"""Settings of a parameter whose value is one word, though its type has several fields or entries."""
+"""Arguments for a cyclopts parameter whose value is one word, although its type has several fields or entries."""
 
 
 def json_object(name: str) -> Parameter:
@@ -114,7 +114,7 @@ def json_object(name: str) -> Parameter:
 
 
 def _read_speculation(_: type, tokens: Sequence[Token]) -> SpeculativeConfig:
-    """{"method": "ngram"} to SpeculativeConfig(method="ngram")."""
+    """Parse the JSON of --speculative-config: {"method": "ngram"} gives SpeculativeConfig(method="ngram")."""
     remedy = """Quote it: '{"method": "ngram", "num_speculative_tokens": 4}'."""
     return SpeculativeConfig.read(_object("speculative_config", tokens[0].value, remedy))
 
@@ -137,31 +137,31 @@ LogitBias = Annotated[Mapping[int, float] | None, Parameter(converter=_read_bias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SamplingByFlags(SamplingParams):
-    """Sampling, with what a flag writes in its own way."""
+    """Sampling settings, with converters for flags that need their own syntax."""
 
     logit_bias: LogitBias = field(default=None, hash=False)
-    """Added to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
+    """Numbers to add to the logits of token ids; --logit-bias 42:-5,7:2 makes 42 less and 7 more likely."""
     structured_outputs: Structure = None
-    """The form that the output has to have, one of json (a schema), regex, choice, grammar and json_object; for example
+    """Required form of the output, one of json (a schema), regex, choice, grammar and json_object; for example
     --structured-outputs '{"choice": ["yes", "no"]}'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionSampling(_SamplingByFlags):
-    """Sampling as `generate` wants it: greedy, and more than a line."""
+    """Sampling settings with the defaults of `generate`: greedy, at most 128 tokens."""
 
     temperature: float = 0.0
-    """0 is greedy; below 0 is refused."""
+    """Sampling temperature; 0 is greedy, below 0 is refused."""
     max_tokens: int | None = 128
     """Most tokens to generate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSampling(_SamplingByFlags):
-    """Sampling as `chat` wants it: lively, and room for an answer."""
+    """Sampling settings with the defaults of `chat`: temperature 0.7, top_p 0.95, at most 256 tokens."""
 
     temperature: float = 0.7
-    """0 is greedy; below 0 is refused."""
+    """Sampling temperature; 0 is greedy, below 0 is refused."""
     top_p: float = 0.95
     """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
     max_tokens: int | None = 256
@@ -170,32 +170,38 @@ class ChatSampling(_SamplingByFlags):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairScheduler(SchedulerConfig):
-    """Scheduling as `serve` wants it. (A default that is an instance would not do: of its fields nothing is left as
-    soon as one flag of its class is given.)"""
+    """Scheduler settings with the defaults of `serve`.
+
+    They need a class of their own: cyclopts drops all fields of a default instance as soon as one flag of its class
+    is given.
+    """
 
     policy: Policy = "fair"
-    """Order of the queue: first come first served, by priority (lower value first) with ageing, or fair among tenants:
-    who was served least goes first."""
+    """Order of the queue: first come first served, by priority (lower value first) with ageing, or fair among tenants,
+    where the tenant served least goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadByFlags(LoadConfig):
-    """What is loaded, with the short names that flags have."""
+    """Load settings with short names of flags."""
 
     tensor_parallel_size: Annotated[int, Parameter(alias="-tp")] = 1
     """Processes (ranks) that compute the model together, each with its share of every matrix's rows and of the KV
-    heads; the output stays the same bit for bit. Sizes of KV memory are each rank's."""
+    heads; the output stays the same bit for bit. Sizes of KV memory are per rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBesideModel(LoadByFlags):
-    """What is loaded, for commands that also take the model by its place: whether the flag was given has to show."""
+    """Load settings for commands that also take the model as a positional argument.
+
+    These commands parse --model themselves, to know whether it was given.
+    """
 
     model: Annotated[str, Parameter(parse=False)] = "embedded"
 
 
 class GivenDevice(str):
-    """A device that a flag names: unlike the default, it can contradict --device-name."""
+    """Device named by a flag. Unlike the default, it can contradict --device-name."""
 
     __slots__ = ()
 
@@ -206,11 +212,11 @@ def _read_device(_: type, tokens: Sequence[Token]) -> GivenDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadToPlan(LoadBesideModel):
-    """The model's parts for a plan, whose device need not be on this machine."""
+    """Load settings for a plan; the device need not be on this machine."""
 
     device: Annotated[Device, Parameter(converter=_read_device)] = "cpu"
-    """Where the model runs: 'cpu', or 'cuda' for one NVIDIA GPU, several with tensor_parallel_size; --device-name is of
-    GPUs."""
+    """Device that the model runs on: 'cpu', or 'cuda' for one NVIDIA GPU, several with tensor_parallel_size;
+    --device-name names the GPU."""
 
 
 LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group=group("Model"))]
@@ -222,20 +228,20 @@ LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group=grou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
-    """The settings of an engine without drafts."""
+    """Settings of an engine without speculative decoding."""
 
     load: LoadFlags = LoadByFlags()
     cache: CacheFlags = CacheConfig()
     scheduler: SchedulerFlags = SchedulerConfig()
 
     def config(self, load: LoadConfig) -> EngineConfig:
-        """Return the settings, with the model put in."""
+        """Return the engine's settings with these load settings."""
         return EngineConfig(load=load, cache=self.cache, scheduler=self.scheduler)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingEngineFlags(EngineFlags):
-    """The settings of an engine, for commands that name the model by --model alone."""
+    """Settings of an engine, for commands that take the model only with --model."""
 
     speculative_config: SpeculationFlag = None
 
@@ -245,50 +251,50 @@ class DraftingEngineFlags(EngineFlags):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBesideModelFlags(DraftingEngineFlags):
-    """The settings of an engine, for commands that also take the model by its place."""
+    """Settings of an engine, for commands that also take the model as a positional argument."""
 
     load: LoadBesideModelFlags = LoadBesideModel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngineFlags(EngineBesideModelFlags):
-    """The settings of the engine; tenants take turns."""
+    """Settings of a server's engine; its default policy is fair among tenants."""
 
     scheduler: FairSchedulerFlags = FairScheduler()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineToPlanFlags(DraftingEngineFlags):
-    """The settings of an engine whose device need not be on this machine."""
+    """Settings of an engine to plan; its device need not be on this machine."""
 
     load: LoadToPlanFlags = LoadToPlan()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOfTraceFlags(EngineFlags):
-    """The settings of an engine for a trace; which drafts stand cannot be simulated."""
+    """Settings of an engine for a trace, without speculative decoding: acceptance cannot be simulated."""
 
     load: LoadBesideModelFlags = LoadBesideModel()
 
 
 def with_model(load: LoadConfig, *, by_place: str | None, by_flag: str | None) -> LoadConfig:
-    """Puts the model in, however it was given.
+    """Return the load settings with the model that was given, as a positional argument or with --model.
 
     Raises:
-        InvalidParameter: given in both ways, differently.
+        InvalidParameter: both are given, and they differ.
     """
     if by_place is not None and by_flag is not None and by_place != by_flag:
-        limit = f"contradicts the word {by_place!r}, which names the model too"
+        limit = f"contradicts MODEL, which is {by_place!r}"
         raise InvalidParameter("--model", by_flag, limit, "Give the model once, as MODEL or with --model.")
     given = by_flag if by_place is None else by_place
     return load if given is None else replace(load, model=given)
 
 
 def check_model_names(names: Sequence[str]) -> None:
-    """Refuse the last of several names where it can only be the model, which is not named elsewhere.
+    """Raise if the last of several served names looks like the model; call this when no model is given.
 
     Raises:
-        InvalidParameter: it is the name of a file, a folder or a hub id.
+        InvalidParameter: the last name is a file, a folder or a hub id.
     """
     if len(names) < 2:
         return

@@ -40,13 +40,13 @@ def generate(
 ) -> None:
     """Complete a prompt: `twostroke generate [MODEL] PROMPT`.
 
-    Greedy and at most 128 tokens unless told otherwise.
+    Sampling is greedy and the output has at most 128 tokens by default.
 
     Parameters
     ----------
     words
-        The model (optional: without it the embedded one runs) and the prompt. "-" reads the prompt from stdin. One
-        that begins with "-" goes behind "--", after all flags.
+        The model (without it, the embedded one runs) and the prompt. "-" reads the prompt from stdin. Put a prompt that
+        begins with "-" after "--", behind all flags.
     model_flag
         A model folder, a hub id, or 'embedded'; the same as MODEL.
     prompt_file
@@ -61,7 +61,9 @@ def generate(
     from twostroke.client.output_processor import OutputKind
 
     if not quiet and model is None and model_flag is None:
-        sys.stderr.write("note     no model was named: the embedded one, made for Python code, completes this\n")
+        sys.stderr.write(
+            "note     no model was named; the embedded model, made for Python code, completes the prompt\n"
+        )
     engine.submit(prompt, sampling, kind=OutputKind.DELTA)
     output = run_and_print(engine, echo="" if json_output else prompt, silent=json_output)
     engine.close()
@@ -76,7 +78,7 @@ def generate(
 def started_engine(
     flags: EngineBesideModelFlags, model: str | None, model_flag: str | None, *, quiet: bool
 ) -> TextEngine:
-    """Load the model that a command names, by its place or by its flag, and say on stderr what was loaded."""
+    """Load the model that a command names, as an argument or with a flag; print the start-up lines on stderr."""
     load = with_model(flags.load, by_place=model, by_flag=model_flag)
     from twostroke.client.text_engine import build_text_engine  # loads torch
     from twostroke.engine.facts import lines_to_print
@@ -90,10 +92,15 @@ def started_engine(
 def run_and_print(
     engine: TextEngine, *, echo: str = "", silent: bool = False, between_steps: Callable[[], None] = lambda: None
 ) -> RequestOutput:
-    """Runs the one request, submitted as deltas, to its end.
+    """Run the only request, which was submitted with deltas, and return its whole output.
 
-    Text goes to stdout as it comes (the first sequence's, live); what is returned is the whole. What `between_steps`
-    raises ends it.
+    The text of the first sequence is printed on stdout as it is generated, that of the others at the end.
+
+    Args:
+        engine: the engine that has the request.
+        echo: text to print before each output.
+        silent: whether to print nothing.
+        between_steps: called before each step; an exception that it raises ends the run.
     """
     if not silent:
         print(echo, end="", flush=True)
@@ -113,7 +120,7 @@ def run_and_print(
 
 
 def print_json(output: RequestOutput) -> None:
-    """One line, and at once: who reads it may wait for it before asking on."""
+    """Print the output as one line of JSON and flush it, because a caller may wait for it."""
     if output.prompt_logprobs is not None:
         output.prompt_logprobs = list(output.prompt_logprobs)
     fields = {name: getattr(output, name) for name in output.__struct_fields__}
@@ -123,7 +130,7 @@ def print_json(output: RequestOutput) -> None:
 
 
 def summary(output: RequestOutput, metrics: RequestMetrics) -> str:
-    """The figures of one request in a line."""
+    """Return the metrics of one request in one line."""
     num_prompt, num_output = len(output.prompt_token_ids), sum(len(o.token_ids) for o in output.outputs)
     computed = num_prompt - output.num_cached_tokens
     prefill_s = max(metrics.ttft_s - metrics.queue_time_s, 1e-9)
@@ -134,11 +141,11 @@ def summary(output: RequestOutput, metrics: RequestMetrics) -> str:
         f"prefill {computed / prefill_s:,.0f} tok/s",
     ]
     if metrics.tpot_s:
-        # of all sequences, which one of them does not show
+        # over all sequences of the request, unlike tpot_s
         decode_tok_s = (num_output - 1) / max(metrics.e2e_s - metrics.ttft_s, 1e-9)
         parts += [f"TPOT {metrics.tpot_s * 1e3:.2f} ms", f"decode {decode_tok_s:,.0f} tok/s"]
     if metrics.drafts is not None:
         drafts = metrics.drafts
-        stood = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} drafts stood"
-        parts.append(f"{stood}, {drafts.tokens_per_pass:.2f} tokens a pass")
+        accepted = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} drafts accepted"
+        parts.append(f"{accepted}, {drafts.tokens_per_pass:.2f} tokens a pass")
     return " | ".join([*parts, f"seed {output.outputs[0].seed}"])

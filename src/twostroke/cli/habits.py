@@ -1,6 +1,6 @@
-"""First words and flags of Ollama, llama.cpp, vLLM, SGLang and TGI, each with its name here.
+"""Commands and flags of Ollama, llama.cpp, vLLM, SGLang and TGI, each with its equivalent here.
 
-Commands that cannot be read are told in a sentence, and words that mean another command than they are.
+Also runs command lines: rewrites some words for the parser, and explains its errors in one line.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from twostroke.cli.short_help import HELP_ALL, help_of
 from twostroke.errors import TwostrokeError, shown
 
 _TALK = "`twostroke chat MODEL` talks to a model, `twostroke generate MODEL PROMPT` completes a text"
-_FETCH = "a model that is given by its short name or hub id (OWNER/NAME) is fetched when it is first used, and kept"
+_FETCH = "a model that is named by a short name or hub id (OWNER/NAME) is fetched when it is first used, and kept"
 _KEPT = (
-    "`twostroke models` lists those with short names; others are where you put them, or in the cache of the Hugging "
-    "Face hub (`hf cache ls` lists it)"
+    "`twostroke models` lists models with short names; others are where you put them, or in the cache of the "
+    "Hugging Face hub (`hf cache ls` lists it)"
 )
 _SERVER = "`twostroke serve MODEL` serves one model until it is stopped with Ctrl-C"
 
 
 def _by_word(instead: Mapping[str, str]) -> dict[str, str]:
-    """Return what is said of each of several words that mean the same."""
+    """Return the text for each word; a key of the argument is several words with one text."""
     return {word: here for words, here in instead.items() for word in words.split()}
 
 
@@ -44,19 +44,19 @@ COMMANDS = _by_word(
     {
         "run complete cli llama-cli ask prompt": _TALK,
         "pull download install get fetch": _FETCH,
-        "push": "nothing is uploaded; `hf upload` does that",
+        "push": "twostroke uploads nothing; use `hf upload`",
         "search": "models are found at huggingface.co; `twostroke models` lists those with short names",
-        "login": "`hf auth login` keeps a token for the Hugging Face hub",
-        "update upgrade": "`pip install --upgrade twostroke` brings the newest release",
+        "login": "`hf auth login` stores a token for the Hugging Face hub",
+        "update upgrade": "`pip install --upgrade twostroke` installs the newest release",
         "list ls rm cp": _KEPT,
-        "info inspect show": "`twostroke plan MODEL` says what a model is and takes",
-        "eval": "`twostroke bench quality` measures what a model predicts of a text",
+        "info inspect show": "`twostroke plan MODEL` prints a model's properties, memory and speed",
+        "eval": "`twostroke bench quality` measures how well a model predicts a text",
         "benchmark": "`twostroke bench` lists what can be measured",
         "create": (
             "a model is a folder, a GGUF file or a hub id; a system message is given with `twostroke chat --system`"
         ),
         "ps stop start server llama-server api-server launch launch_server deploy up load kill": _SERVER,
-        "web ui": f"{_SERVER}; its address shows a page to try it on",
+        "web ui": f"{_SERVER}; its address shows a page to try it",
         "embed": f"{_SERVER}, and answers POST /v1/embeddings",
         "tokenize": f"{_SERVER}, and answers POST /tokenize",
         "batch": "`twostroke run-batch REQUESTS --output RESULTS` answers a file of requests",
@@ -65,9 +65,9 @@ COMMANDS = _by_word(
         ),
     }
 )
-"""Commands of others: what to do here."""
+"""Commands of other programs, each with advice on what to do here."""
 
-_UNNEEDED = "nothing: leave it out"
+_UNNEEDED = "not needed"
 FLAGS = _by_word(
     {
         "-help -?": "--help",
@@ -81,11 +81,11 @@ FLAGS = _by_word(
         "--max-total-tokens -c --ctx-size --num-ctx --context-length --max-seq-len": "--max-model-len",
         "--quantize": "--quantization",
         "--listen --hostname": "--host",
-        "-p --prompt": "the prompt itself, behind the model: twostroke generate MODEL PROMPT",
+        "-p --prompt": "the prompt itself, after the model: twostroke generate MODEL PROMPT",
         "-f --file": "--prompt-file",
         "-n --predict --n-predict --num-predict --max-new-tokens": "--max-tokens",
         "-t": "--threads",
-        "-C --cpu-mask": "--cpu-affinity, a list of CPUs as 0,2 or 0-3",
+        "-C --cpu-mask": "--cpu-affinity, a list of CPUs such as 0,2 or 0-3",
         "-Cr --cpu-range": "--cpu-affinity",
         "-s": "--seed",
         "--temp": "--temperature",
@@ -111,24 +111,24 @@ FLAGS = _by_word(
         "--format --json-schema --grammar": "--structured-outputs",
     }
 )
-"""Flags of others: what does the same here."""
+"""Flags of other programs, each with its equivalent here."""
 
 
 def flag_here(unknown: str, arguments: Sequence[str]) -> str | None:
-    """Return what an unknown flag is called here; None if nobody has one of this name.
+    """Return a sentence with the equivalent of an unknown flag; None if the flag is not in `FLAGS`.
 
     Args:
-        unknown: as the parser cut it: of -ngl it may name -n alone.
+        unknown: the flag as the parser cut it; for -ngl it may be -n.
         arguments: the words as they were typed.
     """
     typed = [argument.partition("=")[0] for argument in arguments]
     whole = [word for word in typed if word in FLAGS and word.startswith(unknown)]
     name = whole[0] if whole else unknown
-    return f"{name} of other programs is here {FLAGS[name]}" if name in FLAGS else None
+    return f"{name}. In twostroke it is {FLAGS[name]}" if name in FLAGS else None
 
 
 STDIN = "-"
-"""The prompt, or the file of it, that stands for the standard input."""
+"""Prompt, or prompt file, that means standard input."""
 _END_OF_FLAGS = "--"
 _FLAG = re.compile(r"--[A-Za-z][\w-]*")
 _BELOW_ZERO = re.compile(r"-[\d.]+[A-Za-z%]\w*")
@@ -145,13 +145,13 @@ def run_words(app: App, words: Sequence[str], program: str) -> None:
     """Run a command.
 
     Args:
-        app: of the program's commands.
+        app: the program's commands.
         words: the command and its flags.
-        program: how the user calls it, which errors begin with.
+        program: name of the program, which errors begin with.
 
     Raises:
-        SystemExit: with 2 for a command that cannot be read, with 1 for one that is refused or fails, each told on
-            stderr; otherwise as the command raises it.
+        SystemExit: with code 2 for a command that cannot be parsed, and code 1 for one that is refused or fails, each
+            after a line on stderr; or as the command raises it.
     """
     try:
         with help_of(words) as known:
@@ -165,7 +165,7 @@ def run_words(app: App, words: Sequence[str], program: str) -> None:
 
 
 def spelt_out(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command as the parser takes them.
+    """Return the words of a command in the form that the parser accepts.
 
     >>> spelt_out(["generate", "-", "--seed", "1"]), spelt_out(["help", "chat"]), spelt_out(["version"])
     (['generate', '--prompt-file=-', '--seed', '1'], ['chat', '--help'], ['--version'])
@@ -186,12 +186,12 @@ def spelt_out(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_here(word: str) -> bool:
-    """Return whether a word names a file or a folder, and so means that."""
+    """Return whether a word names a file or a folder; it is then not a command."""
     return os.path.exists(word)
 
 
 def _with_values(words: Sequence[str]) -> list[str]:
-    """Join a flag and a value such as -1GB, which the parser takes for flags."""
+    """Join a flag and its value such as -1GB, which the parser would take for flags."""
     joined: list[str] = []
     for index, word in enumerate(words):
         flag = joined[-1] if joined else ""
@@ -203,7 +203,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
 
 
 def _with_stdin(words: Sequence[str]) -> Iterator[str]:
-    """Give the parser, to which a dash begins a flag, the flag that means the same."""
+    """Replace "-" by --prompt-file=-, because the parser reads a dash as the start of a flag."""
     flags = list(words[: words.index(_END_OF_FLAGS)]) if _END_OF_FLAGS in words else list(words)
     for index, word in enumerate(flags):
         is_value = index > 0 and flags[index - 1] == "--prompt-file"
@@ -216,19 +216,19 @@ def _with_stdin(words: Sequence[str]) -> Iterator[str]:
 
 
 def told(error: CycloptsError, arguments: Sequence[str]) -> str:
-    """Return what is wrong with a command, in one line."""
+    """Return the error message for a command that cannot be parsed, in one line."""
     match error:
         case UnknownCommandError(unused_tokens=[word, *_]) if not error.command_chain:
             return _unknown_command(word, error)
         case UnknownOptionError():
             unknown = (error.token.keyword or error.token.value).partition("=")[0]
             if unknown == STDIN:
-                return f"{STDIN!r} is the prompt of generate that comes on stdin; chat reads stdin without it."
+                return f"{STDIN!r} means a prompt on stdin, for generate only; chat reads stdin without it."
             here = flag_here(unknown, arguments)
             if here is not None:
                 return f"Unknown option: {here}."
             is_prompt = "generate" in (error.command_chain or ())
-            behind = ' A prompt that begins with "-" goes behind "--": twostroke generate [FLAGS] -- PROMPT'
+            behind = ' Put a prompt that begins with "-" after "--": twostroke generate [FLAGS] -- PROMPT'
             every_flag = f" {HELP_ALL} lists every flag."
             return _one_line(error) + every_flag + (behind if is_prompt else "")
         case MissingArgumentError(argument=argument) if argument is not None:
@@ -243,7 +243,7 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
                 return f"{name}={shown(token.value)}: must be {' or '.join(wanted)}."
             return _one_line(error)
         case UnusedCliTokensError(unused_tokens=[*words]):
-            more = "chat takes the model alone: a question is typed when it has started, or comes on stdin. "
+            more = "chat takes only the model: type a question after the start, or send it on stdin. "
             is_chat = (error.command_chain or ())[:1] == ("chat",)
             return f"{'' if not is_chat else more}Too many words: {' '.join(map(repr, words))}."
         case _:
@@ -254,12 +254,12 @@ def _unknown_command(word: str, error: CycloptsError) -> str:
     if word in COMMANDS:
         return f"there is no command {word!r} here: {COMMANDS[word]}."
     if "/" in word or word.endswith((".gguf", ".safetensors")) or os.path.exists(word):
-        return f"{word!r} is no command; one comes before the model: twostroke chat {word}"
+        return f"{word!r} is not a command; put a command before the model: twostroke chat {word}"
     return _one_line(error)
 
 
 def _of_command(error: CycloptsError) -> str:
-    """Return words for the command that was read; none where there was none."""
+    """Return " by COMMAND" if the parser had found a command, else ""."""
     return f" by {' '.join(error.command_chain)}" if error.command_chain else ""
 
 
@@ -268,7 +268,7 @@ def _one_line(error: CycloptsError) -> str:
 
 
 def _wanted(hint: Any) -> Iterator[str]:
-    """What a value may be, in words."""
+    """Yield descriptions of the values that a type accepts."""
     if hint in _KINDS:
         yield _KINDS[hint]
     elif get_origin(hint) is Literal:

@@ -1,6 +1,6 @@
-"""What `--help` shows of each command: the flags that people use first, a line each, and examples.
+"""Text of each command's `--help`: the flags that people use first, a line each, and examples.
 
-A flag without a line here is shown with the description that `--help-all` has.
+A flag without a line here is shown with its description from `--help-all`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "view": "Show a recorded run in the browser.",
     "bench": "Measure a server, a model or this machine.",
 }
-"""The commands in the order of `twostroke --help`, each with what it does."""
+"""Commands in the order of `twostroke --help`, each with what it does."""
 
 LINES: Mapping[str, str] = {
     "--api-key": "Key that clients need; once for each key.",
@@ -101,19 +101,19 @@ LINES: Mapping[str, str] = {
     "--url": "Address of a running server.",
     "--workload": "Trace or event log to search with.",
 }
-"""The lines of the flags. A line fits beside its flag in a terminal of 80 columns."""
+"""One line for each flag. A line fits beside its flag in a terminal of 80 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelpPage:
-    """The short help of one command."""
+    """Short help of one command."""
 
     flags: str
-    """The flags that it shows, with blanks between; what a command requires is shown in any case."""
+    """Flags to show, separated by blanks; required flags and arguments are always shown."""
     examples: tuple[tuple[str, str], ...]
     """Commands that work as they are written, each with what it does."""
     lines: Mapping[str, str] | None = None
-    """Lines that say something else here than in LINES."""
+    """Lines that replace those of LINES for this command."""
 
 
 _MODEL = "--quantization --device --threads --max-model-len"
@@ -247,4 +247,4 @@ PAGES: Mapping[str, HelpPage] = {
         flags="--price-per-hour", examples=(("twostroke bench summarize events.jsonl", "the figures of a run"),)
     ),
 }
-"""The short help of each command, by its words."""
+"""Short help of each command, by its words."""

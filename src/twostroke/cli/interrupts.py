@@ -1,6 +1,6 @@
-"""Ctrl-C while modules are imported, which takes seconds: the command ends at once and says nothing.
+"""Handling of Ctrl-C during imports, which take seconds: the process exits at once and prints nothing.
 
-An import that is interrupted shows the insides of a library, and some libraries turn the interrupt into another error.
+An interrupted import would print a library's traceback, and some libraries turn the interrupt into another error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 INTERRUPTED = 130
-"""The exit code: 128 + SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
@@ -19,21 +19,21 @@ _before: list[Callable[[], object]] = []
 
 
 def before_ending(call: Callable[[], object]) -> None:
-    """Call something before the process ends like that; what is registered with `atexit` does not run then."""
+    """Register a call for before such an exit, which does not run what is registered with `atexit`."""
     _before.append(call)
 
 
 def end_quietly_while_importing() -> None:
-    """From now on Ctrl-C ends the process at once if it is importing something, and is Python's own otherwise.
+    """Exit at once on a Ctrl-C during an import; otherwise Ctrl-C raises KeyboardInterrupt as usual.
 
-    Whoever starts the process may have it ignore Ctrl-C, as shells do in the background; that stays.
+    If the parent process had Ctrl-C ignored, as shells do for background processes, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def imports_are_done() -> None:
-    """Ctrl-C is Python's own again, which event loops look for before they take it over."""
+    """Restore Python's own handler of Ctrl-C; event loops install theirs only in place of that one."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

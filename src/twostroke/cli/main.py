@@ -1,4 +1,4 @@
-"""`twostroke`: the way into the command line and out of it. Nothing that takes time is imported before `main` runs."""
+"""Entry point of the `twostroke` command line. Slow imports happen inside `main`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one line on stderr and exit code 1, one of usage exit code 2."""
+    """Run the command line; exit with 1 after an error of ours, printed as one line, and with 2 for wrong usage."""
     end_quietly_while_importing()
     _make_streams_usable()
     try:
@@ -34,20 +34,20 @@ def main() -> None:
             _start_engine_early(sys.argv[1:])
             _run(sys.argv[1:])
         finally:
-            sys.stdout.flush()  # while it can still be said, and decide the exit code, that it failed
+            sys.stdout.flush()  # now, while a failure can still be reported and set the exit code
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich's way, of help pages and tables; it means 141, too
+        if isinstance(end.__context__, BrokenPipeError):  # rich exits so from help and tables
             _leave_to_nobody()
         raise
     except BrokenPipeError:
         _leave_to_nobody()
     except OSError as error:
-        if error.filename is not None:  # of a file that somebody should have looked after: a bug, to be seen whole
+        if error.filename is not None:  # a file error that was not handled is a bug: show the traceback
             raise
         _drop_stdout()
-        with contextlib.suppress(OSError):  # it may be stderr that is full
+        with contextlib.suppress(OSError):  # stderr may be full, too
             sys.stderr.write(f"twostroke: the output cannot be written: {error.strerror}\n")
         sys.exit(1)
 
@@ -57,12 +57,12 @@ _NO_ENGINE = ("-h", "--help", "--help-all", "--version", "--prefill", "--decode"
 
 
 def has_early_engine(arguments: Sequence[str]) -> bool:
-    """Return whether a command starts its engine's process before anything else."""
+    """Return whether a command starts its engine process before all else."""
     return list(arguments[:1]) == ["serve"] and not any(word.split("=")[0] in _NO_ENGINE for word in arguments)
 
 
 def _start_engine_early(arguments: Sequence[str]) -> None:
-    """Have the engine process of a server import what it needs beside us; it ends with us if nobody wants it."""
+    """Start a server's engine process early, so that both processes import in parallel; it exits if it is not used."""
     if has_early_engine(arguments):
         from twostroke.child_command import child_command
         from twostroke.cluster.child import drop_early, start_early
@@ -74,28 +74,28 @@ def _start_engine_early(arguments: Sequence[str]) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Run a command; raise SystemExit for what it refuses."""
-    from twostroke.cli.commands import app  # takes long, and a Ctrl-C may come meanwhile
+    """Run a command; raise SystemExit if it is refused."""
+    from twostroke.cli.commands import app  # slow; Ctrl-C may arrive meanwhile
     from twostroke.cli.habits import run_words
 
     run_words(app, arguments, "twostroke")
 
 
 def _make_streams_usable() -> None:
-    """A stream that was closed reads and writes nothing; a character that stdout has no code for is spelt out."""
+    """Replace closed streams by the null device; escape characters that stdout cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for as long as we run)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open until the process exits)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _leave_to_nobody() -> NoReturn:
-    """The reader of our output has had enough: not our failure, and what a shell calls 128 + SIGPIPE."""
+    """Exit with 141, which is 128 + SIGPIPE in shells: the reader closed our output, which is not an error."""
     _drop_stdout()
     sys.exit(141)
 
 
 def _drop_stdout() -> None:
-    """What is still buffered must not be tried again at exit."""
+    """Redirect stdout to the null device, so that buffered output is not written again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

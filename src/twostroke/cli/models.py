@@ -1,4 +1,4 @@
-"""`twostroke models`: the models that have short names, and which of them are here."""
+"""`twostroke models`: the models that have short names, and whether they are on this machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 def models(name: str | None = None, /, *, accept_terms: bool = False) -> None:
     """List the models that have short names, or fetch one of them.
 
-    `twostroke serve NAME` and the other commands fetch it, too, when it is not here.
+    `twostroke serve NAME` and the other commands also fetch a model that is not on this machine.
 
     Parameters
     ----------
     name
-        The model to fetch; without one, all are listed.
+        The model to fetch; without it, all models are listed.
     accept_terms
-        Accept the terms that the model comes under. They are asked for once.
+        Accept the model's terms of use. They need to be accepted once.
     """
     from twostroke.errors import InvalidParameter
     from twostroke.model import fetch
@@ -23,7 +23,7 @@ def models(name: str | None = None, /, *, accept_terms: bool = False) -> None:
 
     if name is None and accept_terms:
         raise InvalidParameter(
-            "accept_terms", True, "is for one model", "Name it: twostroke models NAME --accept-terms."
+            "accept_terms", True, "needs the name of one model", "Give it: twostroke models NAME --accept-terms."
         )
     if name is None:
         sys.stdout.write(_table())
@@ -39,7 +39,7 @@ def models(name: str | None = None, /, *, accept_terms: bool = False) -> None:
 
 
 _HASH_DIGITS = 12
-"""Shown of a hash: enough to tell files apart."""
+"""Number of hash digits to show; enough to tell files apart."""
 
 
 def _table() -> str:
@@ -53,5 +53,5 @@ def _table() -> str:
         rows.append((model.name, model.kind, size, model.licence, here, model.source, digits, model.hub_id))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    told = f"They are kept in {models_folder()}. `twostroke models NAME` fetches one, or checks it."
+    told = f"Models are stored in {models_folder()}. `twostroke models NAME` fetches a model, or checks it."
     return "\n".join([*lines, "", told, ""])

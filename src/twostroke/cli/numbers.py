@@ -1,6 +1,6 @@
-"""Numbers on the command line as one writes them: `--kv-cache-memory 4GiB`, `--max-model-len 32k`, `--ageing-s 2m`.
+"""Numbers with units on the command line: `--kv-cache-memory 4GiB`, `--max-model-len 32k`, `--ageing-s 2m`.
 
-`--preset` gives every setting of the preset that has no flag of its own on the command line.
+Also applies `--preset`: it sets every setting of the preset whose own flag is not given.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from twostroke.config.presets import PRESETS
 from twostroke.config.sizes import byte_count, count, seconds
 
 _SIZES = ("memory", "bytes", "offloading_size")
-"""Ends of the names of settings that are numbers of bytes."""
+"""Endings of the names of settings that are numbers of bytes."""
 _TIMES = "_s"
 _RATES = "bytes_per_s"
 _LONGEST_S = 1e9
-"""More than any setting takes; each has a limit of its own."""
+"""Upper bound of a time in seconds; above the limit of every setting."""
 
 
 def read_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Write numbers as the parser reads them: whole ones, and those of seconds and bytes a second.
+    """Convert numbers with units to plain ones, for integers, seconds and bytes per second.
 
     Args:
-        app: as the parser hands it over.
-        commands: likewise.
-        arguments: with the words that were given for them.
+        app: unused; cyclopts passes it.
+        commands: unused, like app.
+        arguments: all arguments with the words that were given for them; changed in place.
 
     Raises:
-        InvalidParameter: a value that is no size of memory, no whole number, or no time.
+        InvalidParameter: a value is not a memory size, an integer or a time.
     """
     del app, commands
     for argument in arguments:
@@ -50,7 +50,7 @@ def read_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
 
 
 def _rate(name: str, text: str) -> int:
-    """Read 10GB or 10GB/s."""
+    """Parse a rate such as 10GB or 10GB/s."""
     return byte_count(name, text.removesuffix("/s"))
 
 
@@ -67,7 +67,7 @@ def _is_no_number(value: str) -> bool:
 
 
 def _is_no_whole_number(value: str) -> bool:
-    """Whether the parser would not read it as it is meant, or would read another number: it rounds 1.5 to 2."""
+    """Return whether a value needs conversion because the parser would refuse or change it: it rounds 1.5 to 2."""
     return bool(value) and not value.lstrip("+-").isdecimal()
 
 
@@ -75,22 +75,22 @@ _NAME = "preset"
 
 
 def preset_help() -> str:
-    """Return what `--help` says of the presets.
+    """Return the help text of --preset.
 
     >>> preset_help()[:100]
-    'Settings that go together; flags beside it win. interactive: --itl-slo 100ms --ttft-slo 300ms. batch'
+    'Group of settings; flags that are given override it. interactive: --itl-slo 100ms --ttft-slo 300ms. '
     """
     parts = (f"{preset}: {' '.join(_flags(settings))}." for preset, settings in PRESETS.items())
-    return f"Settings that go together; flags beside it win. {' '.join(parts)}"
+    return f"Group of settings; flags that are given override it. {' '.join(parts)}"
 
 
 def give_preset(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Write the values of a preset where no flag is given; a preset that there is not stays for the parser to refuse.
+    """Set the values of a preset for flags that are not given; the parser refuses an unknown preset.
 
     Args:
-        app: as the parser hands it over.
-        commands: likewise.
-        arguments: with the words that were given for them.
+        app: unused; cyclopts passes it.
+        commands: unused, like app.
+        arguments: all arguments with the words that were given for them; changed in place.
     """
     del app, commands
     by_name = {argument.field_info.name: argument for argument in arguments}

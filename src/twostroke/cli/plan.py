@@ -1,4 +1,4 @@
-"""`twostroke plan MODEL`: what a model takes and does on a machine, before it is deployed."""
+"""`twostroke plan MODEL`: a model's memory and speed on a machine, before it is deployed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def plan(
     search: Annotated[SearchOptions, Parameter(name="*", group=group("Search"))] = SearchOptions(),
     json_output: JsonFlag = False,
 ) -> None:
-    """Say what a model takes and does on this machine or a known GPU: memory to the byte, floors of times, what changes
-    would do. With --prompt: what one prompt takes. No weight is read.
+    """Predict a model's memory and the floors of its times, on this machine or a known GPU, and the effect of changes.
+
+    Memory is predicted to the byte. With --prompt: predict memory and time of one prompt. Weights are not read.
 
     Parameters
     ----------
     model
         A model folder, a GGUF file, a hub id, or 'embedded', which is the default.
     model_flag
-        The same as a flag.
+        The same as MODEL.
     json_output
-        The plan as one JSON object instead of tables.
+        Print the plan as one JSON object instead of tables.
     """
     from twostroke.planner.after_run import compare, run_seen
     from twostroke.planner.plan import make_plan  # loads torch
@@ -45,7 +46,7 @@ def plan(
     if options.device_name is not None and isinstance(loaded.device, GivenDevice) and loaded.device != "cuda":
         limit = f"contradicts --device-name {options.device_name}, which is a GPU"
         raise InvalidParameter("--device", str(loaded.device), limit, "Give one of the two.")
-    if options.device_name is not None:  # a GPU, whether there is one here or not
+    if options.device_name is not None:  # known devices are GPUs; none need be on this machine
         loaded = replace(loaded, device="cuda")
     config = engine.config(loaded)
     if search.search:

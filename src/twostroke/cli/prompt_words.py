@@ -1,4 +1,4 @@
-"""Which of the words of `twostroke generate` is the model, and which the prompt."""
+"""Model and prompt of `twostroke generate`, told apart from its words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twostroke.cli.habits import STDIN
 from twostroke.errors import ClientError, InvalidParameter
 from twostroke.model.model_path import HUB_ID
 
-_HOW = "twostroke generate [MODEL] PROMPT, with - in the prompt's place to read it from stdin"
+_HOW = "twostroke generate [MODEL] PROMPT, with - as PROMPT to read it from stdin"
 _FILES = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
 _PLACES = ("/", "./", "../", "~/")
 _SIZED = re.compile(r"[A-Za-z][\w.]*[-_][\w.-]*\d[bBmM](?:[-_.:][\w.:-]*)?|[\w.-]+:[\w.-]*\d[\w.-]*|[\w.-]+:latest")
@@ -23,15 +23,15 @@ _FAMILY = re.compile(
     re.IGNORECASE,
 )
 _PATH = re.compile(r"[A-Z]:[/\\]\S*|(?:[a-z]+://)?[\w.@:~-]*(?:/[\w.@:~-]+)+/?", re.IGNORECASE)
-"""A path, an address, or a hub id with what other programs write before or behind it."""
+"""Path, address, or hub id with the prefixes and suffixes that other programs use."""
 
 
 def model_and_prompt(words: Sequence[str], prompt_file: Path | None, *, has_model: bool) -> tuple[str | None, str]:
     """Return the model, if a word names one, and the prompt.
 
     Args:
-        words: of the command line.
-        prompt_file: where the prompt is instead; "-" for stdin.
+        words: positional words of the command line.
+        prompt_file: file to read the prompt from instead; "-" for stdin.
         has_model: whether a flag names the model.
 
     Raises:
@@ -52,18 +52,18 @@ def model_and_prompt(words: Sequence[str], prompt_file: Path | None, *, has_mode
 
 
 def _check_no_model(word: str) -> None:
-    """Refuse a single word that is meant as the model: the embedded one would take it for the prompt."""
+    """Raise if the only word looks like a model or a file; the embedded model would complete it as a prompt."""
     quoted = shlex.quote(word)
     if _is_file(word) and not word.lower().endswith(_FILES):
         meant = f"To complete its text: twostroke generate --prompt-file {quoted}"
-        raise ClientError(f"{word!r} is a file, and no model: {_HOW}. {meant}")
+        raise ClientError(f"{word!r} is a file, not a model: {_HOW}. {meant}")
     if names_model(word):
-        itself = f"To complete this very word, name a model before it: twostroke generate embedded {quoted}"
-        raise ClientError(f"there is no PROMPT behind the model {word!r}: {_HOW}. {itself}")
+        itself = f"To complete this word, put a model before it: twostroke generate embedded {quoted}"
+        raise ClientError(f"there is no PROMPT after the model {word!r}: {_HOW}. {itself}")
 
 
 def names_model(word: str) -> bool:
-    """Whether a word looks like the name of a model, here, on the hub or in Ollama's library.
+    """Return whether a word looks like a model: here, on the hub, or in Ollama's library.
 
     >>> [names_model(word) for word in ("Qwen/Qwen3-0.6B", "llama3.2:1b", "./model", "hello", "def f(a, b):", "a / b")]
     [True, True, True, False, False, False]
@@ -86,9 +86,9 @@ def _read(path: Path) -> str:
             if sys.stdin.isatty():
                 sys.stderr.write("reading the prompt from the terminal; Ctrl-D on a line of its own ends it\n")
             return sys.stdin.buffer.read().decode("utf-8")
-        return path.read_bytes().decode("utf-8")  # read_text would make \n of \r\n, which are other tokens
+        return path.read_bytes().decode("utf-8")  # read_text would turn \r\n into \n, which changes the tokens
     except UnicodeDecodeError as error:
-        limit = f"is no UTF-8 text (byte {error.start})"
+        limit = f"is not UTF-8 text (byte {error.start})"
         raise InvalidParameter("prompt_file", str(path), limit) from error
     except OSError as error:
         raise InvalidParameter("prompt_file", str(path), f"cannot be read ({error.strerror})") from error

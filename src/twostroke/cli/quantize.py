@@ -1,4 +1,4 @@
-"""`twostroke quantize MODEL OUT`: a smaller copy of a model, as quantizing on load would make it."""
+"""`twostroke quantize MODEL OUT`: a smaller copy of a model, with the same weights as quantizing on load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quantize(
     group_size
         Weights that share a scale in 'int4': 32 (the default), 64 or 128.
     quiet
-        No progress, no figures.
+        Print no progress and no figures.
     """
     from twostroke.model.quantize_folder import quantize_folder  # loads torch
 

@@ -1,4 +1,4 @@
-"""`twostroke replay FILE`: what other settings would have made of a recorded run, or an engine of a trace."""
+"""`twostroke replay FILE`: prediction of a recorded run with other settings, or of an engine on a trace."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ def replay(
     png: Path | None = None,
     json_output: JsonFlag = False,
 ) -> None:
-    """Decide a recorded run again and predict it with other settings; or run a Mooncake trace in simulated time.
+    """Predict a recorded run with other settings, or run a Mooncake trace in simulated time.
 
-    The scheduler is the one that serves; only time is predicted. Of an event log, from a model that is fitted to its
-    steps: its error on the run as it was recorded is printed first, and above 25 %, or with fewer than 10 requests, no
-    what-if is answered and the exit code is 1; of single figures that are further off, none is told. Of a trace, from
-    the model's calibration on this machine, or from the floors of a published device.
+    The server's own scheduler decides each step; only times are predicted. For an event log, times come from a model
+    fitted to its steps. Its error on the recorded run is printed first. Above 25 %, or with fewer than 10 requests, no
+    what-if is answered and the exit code is 1; single figures with a larger error are left out. For a trace, times come
+    from the model's calibration on this machine, or from the floors of a published device.
 
     Parameters
     ----------
     path
-        A file that --event-log wrote, of one engine; or a Mooncake trace, for which the other flags are.
+        A file that --event-log wrote, of one engine; or a Mooncake trace, which most other flags apply to.
     set_
-        A setting to change, as KEY=VALUE; give it several times to change several at once. Settings of the scheduler
-        and of the KV cache by their names (max_num_batched_tokens=256), request_rate_factor=2 for requests that arrive
-        twice as fast, step_time_factor=0.5 for a machine that is twice as fast; prefill=1, decode=1 and
-        link_bytes_per_s=1.25e9 for two pools, each process on such a machine.
+        A setting to change, as KEY=VALUE; repeat the flag to change several. Settings of the scheduler and the KV cache
+        have their own names (max_num_batched_tokens=256). request_rate_factor=2 makes requests arrive twice as fast;
+        step_time_factor=0.5 is a machine that is twice as fast; prefill=1, decode=1 and link_bytes_per_s=1.25e9 are two
+        pools, each process on such a machine.
     model
-        Of a trace: a model folder, a GGUF file, a hub id, or 'embedded', which is the default. No weight is read.
+        For a trace: a model folder, a GGUF file, a hub id, or 'embedded', which is the default. Weights are not read.
     png
-        Also draw an event log's replay into this file, as PNG: each token by the time since the one before, measured
-        and predicted (needs the extra 'bench').
+        Also draw the replay of an event log into this PNG file: the gap before each token, measured and predicted
+        (needs the extra 'bench').
     json_output
-        The figures as one JSON object instead of a table.
+        Print the figures as one JSON object instead of a table.
     """
     check_png(png)
     what_ifs = (WhatIf.read(set_),) if set_ else ()

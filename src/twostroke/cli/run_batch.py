@@ -14,32 +14,32 @@ from twostroke.cli.interrupts import imports_are_done
 from twostroke.config.server import ServerConfig
 
 PATIENT = 2**31 - 1
-"""More than any batch holds: nobody else waits for it, so nothing of it is refused."""
+"""Queue limit of a batch file. It exceeds any batch, so no request is refused: no other client waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFlags:
-    """How the requests are answered."""
+    """Settings for answering the requests of a file."""
 
     served_model_name: ModelNames = ()
     """Names that requests may call the model by, all words up to the next flag; default: as --model is given."""
     tool_call_parser: str | None = None
-    """How the model writes tool calls; without it a chat with tools is refused."""
+    """Format of the model's tool calls; without it a chat with tools is refused."""
     reasoning_parser: str | None = None
-    """How the model marks its reasoning; without it the reasoning is part of the answer."""
+    """Format of the model's reasoning; without it the reasoning is part of the answer."""
     strict: bool = False
-    """Refuse requests with fields that nobody here knows."""
+    """Refuse requests with unknown fields."""
     default_max_tokens: int | None = None
-    """Output tokens of a chat whose request sets no limit; default: what the context leaves."""
+    """Output tokens of a chat whose request sets no limit; default: the rest of the context."""
     max_concurrency: int | None = None
-    """Requests held at a time; default: twice --max-num-seqs."""
+    """Most requests at a time; default: twice --max-num-seqs."""
 
     def server(self) -> ServerConfig:
-        """Return the settings of the server whose place the file takes."""
+        """Return the settings of the server that would answer these requests."""
         return ServerConfig(
             max_queued_requests=PATIENT,
             max_queued_tokens=PATIENT,
-            max_queue_wait_s=86400,  # a file waits as long as it takes
+            max_queue_wait_s=86400,  # a batch file may wait a day
             served_model_name=self.served_model_name,
             tool_call_parser=self.tool_call_parser,
             reasoning_parser=self.reasoning_parser,
@@ -58,18 +58,18 @@ def run_batch(
     preset: PresetFlag = None,
     quiet: QuietFlag = False,
 ) -> None:
-    """Answer a file of requests, as the server would; run it again to go on where it ended.
+    """Answer a file of requests as the server would; run the command again to continue an unfinished file.
 
     Parameters
     ----------
     requests
         Lines of custom_id, method, url and body; urls are /v1/completions and /v1/chat/completions.
     output
-        Results, a line each, in the order in which they came. Requests that have one there are not asked again.
+        Results, one line per request, in the order of completion. Requests with a result there are skipped.
     quiet
-        No start-up lines, no progress, no counts.
+        Print no start-up lines, no progress and no counts.
     """
-    import uvloop  # what takes long to import is for this command only
+    import uvloop  # slow imports, needed by this command only
 
     from twostroke.api.run_batch import answer_file
 

@@ -29,7 +29,7 @@ from twostroke.config.server import MetricsNames, ServerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolsByFlags(PoolConfig):
-    """The pools, with settings of one pool given as JSON."""
+    """Settings of pools; those of a single pool are given as JSON."""
 
     prefill_config: Annotated[Mapping[str, Any] | None, json_object("prefill_config")] = field(default=None, hash=False)
     """Settings of prefill workers alone, as JSON: '{"dtype": "bfloat16", "kv_cache_dtype": "int8"}'."""
@@ -39,11 +39,11 @@ class PoolsByFlags(PoolConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerByFlags(ServerConfig):
-    """The HTTP side, with a flag that takes several values."""
+    """Server settings, with a flag that takes several values."""
 
     served_model_name: ModelNames = ()
     """Names that clients may call the model by, the first in answers; default: as MODEL was given. All words up to the
-    next flag are names, so MODEL comes first."""
+    next flag are names, so put MODEL first."""
 
 
 PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group=group("Pools"))]
@@ -64,7 +64,7 @@ def serve(
     pools: PoolFlags = PoolsByFlags(),
     quiet: QuietFlag = False,
 ) -> None:
-    """Serve a model to OpenAI clients, on this machine unless --host says otherwise.
+    """Serve a model to OpenAI clients, only on this machine by default (--host).
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ def serve(
     model_flag
         The same as MODEL.
     quiet
-        No start-up lines but the address.
+        Print the address as the only start-up line.
     """
-    import uvloop  # what takes long to import is for this command only
+    import uvloop  # slow imports, needed by this command only
 
     from twostroke.api.serve import serve as run
 

@@ -1,4 +1,4 @@
-"""`--help` in two screens: a cyclopts formatter that shows some flags of a command, and examples behind them."""
+"""Short `--help` of two screens: a cyclopts formatter that shows some flags of a command, then examples."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _SHOWS_EVERY_FLAG = ContextVar("_SHOWS_EVERY_FLAG", default=False)
 
 
 class ShortHelp:
-    """Formatter of help panels that leaves out most flags."""
+    """Formatter of help panels that omits most flags."""
 
     def __init__(self, flags: Iterable[str], lines: Mapping[str, str]) -> None:
-        """Set what is shown.
+        """Set the flags to show.
 
         Args:
-            flags: the flags that stay, beside those that are required and the words of the command.
+            flags: flags to show in addition to required ones and positional arguments.
             lines: descriptions by flag or command, in place of the long ones.
         """
         self._flags = frozenset(flags)
         self._lines = lines
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
-        """Print the entries of a panel that stay; a panel without any is left out."""
+        """Print the selected entries of a panel; omit a panel without any."""
         from cyclopts.help import DefaultFormatter
 
         if not _SHOWS_EVERY_FLAG.get() or panel.format == "command":
@@ -41,7 +41,7 @@ class ShortHelp:
             DefaultFormatter()(console, options, panel)
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
-        """Print the line of the usage, as the long help does."""
+        """Print the usage line, as in the long help."""
         from cyclopts.help import DefaultFormatter
 
         DefaultFormatter().render_usage(console, options, usage)
@@ -59,7 +59,7 @@ class ShortHelp:
 
 
 def short_help(command: str) -> dict[str, Any]:
-    """Return the keywords that give a command of cyclopts its short help.
+    """Return the keyword arguments that give a cyclopts command its short help.
 
     Args:
         command: its words, such as "bench offline".
@@ -73,11 +73,11 @@ def short_help(command: str) -> dict[str, Any]:
 
 
 def command_list(program: str, commands: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keywords that give a program its list of commands.
+    """Return the keyword arguments that give a program its list of commands.
 
     Args:
-        program: as it is called, such as "twostroke bench".
-        commands: what each of them does, where their own descriptions do not say it.
+        program: name as it is called, such as "twostroke bench".
+        commands: descriptions of commands that replace their own.
     """
     told = (
         (f"{program} COMMAND --help", "the flags that people use first, and examples"),
@@ -87,13 +87,13 @@ def command_list(program: str, commands: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _lines(commands: Iterable[tuple[str, str]]) -> str:
-    """Return commands and what they do as Markdown, a line each."""
+    """Return commands and their descriptions as Markdown, one line each."""
     return "  \n".join(f"`{command}`  # {what}" for command, what in commands)
 
 
 @contextmanager
 def help_of(words: Sequence[str]) -> Generator[list[str]]:
-    """Give the words of a command as the parser knows them; meanwhile help is as long as they ask for."""
+    """Yield the words of a command with --help-all replaced by --help; meanwhile show every flag if it was there."""
     num_flags = words.index("--") if "--" in words else len(words)
     before = _SHOWS_EVERY_FLAG.set(HELP_ALL in words[:num_flags])
     try:

@@ -1,4 +1,4 @@
-"""`twostroke train-medusa MODEL --data TEXT`: heads that draft for a model, trained on a text."""
+"""`twostroke train-medusa MODEL --data TEXT`: training of Medusa heads, which draft for a model, on a text."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def train_medusa(
     options: Annotated[MedusaOptions, Parameter(name="*", group="Training")] = MedusaOptions(),
     quiet: bool = False,
 ) -> None:
-    """Train Medusa heads, which draft several tokens at once, for a model that stays as it is.
+    """Train Medusa heads, which draft several tokens at once; the model's own weights do not change.
 
-    They are written in the published layout every two minutes and at the end.
+    The heads are written in the published layout every two minutes and at the end.
 
     Parameters
     ----------
     model
         A model folder, a GGUF file, a hub id, or 'embedded'.
     data
-        UTF-8 text, like what the model is to write.
+        A UTF-8 text file; the text should resemble what the model will write.
     quiet
-        No progress.
+        Print no progress.
     """
     from twostroke.train.medusa import train_medusa as train  # loads torch
 

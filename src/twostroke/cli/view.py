@@ -15,13 +15,13 @@ def view(event_log: Path, /, *more: Path, host: str = "127.0.0.1", port: int = 8
     event_log
         A file that --event-log wrote, or the dump of a server's flight recorder.
     more
-        Of a server with --prefill and --decode the files of its other processes.
+        Files of the other processes of a server with --prefill and --decode.
     host
-        Address to listen on; only this machine unless told otherwise.
+        Address to listen on; by default only this machine can connect.
     port
         Port to listen on; 0 takes a free one, which is printed.
     """
-    from twostroke.api.view import view as run  # what takes long to import is for this command only
+    from twostroke.api.view import view as run  # slow imports, needed by this command only
 
     refuse_traces((event_log, *more))
 

@@ -388,7 +388,7 @@ def test_doctor_reads_a_log(recorded: Path) -> None:
         (["replay", "{log}", "--set", "max_num_seqs=none"], "max_num_seqs"),
         (["replay", "{log}.gone"], "cannot be read"),
         (["replay", "{holes}"], "it lacks step"),
-        (["doctor"], "there is no run to read: twostroke doctor FILE"),
+        (["doctor"], "no run is given: use twostroke doctor FILE"),
         (["doctor", "{log}", "--url", "http://127.0.0.1:1"], "are two runs"),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_server_of_another_version_is_refused_by_version(lines: list[str], mon
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "replay"])
 def test_a_trace_is_no_event_log(door: str, tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.jsonl", conversations(3))
-    with pytest.raises(InvalidParameter, match="is a Mooncake trace, and no event log") as refused:
+    with pytest.raises(InvalidParameter, match="is a Mooncake trace, not an event log") as refused:
         DOORS[door](path)
     assert f"twostroke replay {path} --model MODEL" in str(refused.value)
 
@@ -284,10 +284,10 @@ def test_what_is_no_address_is_refused(door: str, url: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "is answered with what is no whole HTTP (SSH-2.0-OpenSSH_9.6)"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nabc", "is answered with what is no whole HTTP ("),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "returns an incomplete or invalid HTTP response (SSH-2.0-OpenSSH_9.6)"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nabc", "returns an incomplete or invalid HTTP response ("),
         (b"HTTP/1.1 500 No\r\ncontent-length: 99\r\n\r\nabc", "the server answers 500: "),
-        (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\n\r\n<html>", "is answered with a web page; no `twostroke"),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\n\r\n<html>", "returns a web page; no `twostroke"),
     ],
     ids=["no HTTP", "cut off", "cut off error", "a web page"],
 )
@@ -300,7 +300,7 @@ def test_a_server_of_another_kind_is_refused(door: str, answer: bytes, told: str
 @pytest.mark.parametrize("door", ["explain --json", "explain --trace"])
 def test_an_answer_that_is_no_json_is_refused(door: str) -> None:
     answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nhello"
-    with answering(answer) as url, pytest.raises(InvalidParameter, match="is answered with what is no JSON; no"):
+    with answering(answer) as url, pytest.raises(InvalidParameter, match="returns a body that is not JSON; no"):
         ASKING[door](url)
 
 

@@ -62,15 +62,15 @@ def refused(*arguments: str, stdin: str = "") -> str:
         (["launch_server", "--model-path", "x"], "`twostroke serve MODEL`"),
         (["up"], "`twostroke serve MODEL`"),
         (["load", "x"], "until it is stopped with Ctrl-C"),
-        (["web"], "shows a page to try it on"),
+        (["web"], "shows a page to try it"),
         (["embed", "x", "text"], "POST /v1/embeddings"),
         (["tokenize", "a text"], "POST /tokenize"),
         (["ask", "why?"], "`twostroke generate MODEL PROMPT`"),
         (["info", "x"], "`twostroke plan MODEL`"),
         (["eval", "x"], "`twostroke bench quality`"),
         (["benchmark"], "`twostroke bench` lists"),
-        (["./model.gguf"], "one comes before the model: twostroke chat ./model.gguf"),
-        (["Qwen/Qwen3-0.6B"], "one comes before the model"),
+        (["./model.gguf"], "put a command before the model: twostroke chat ./model.gguf"),
+        (["Qwen/Qwen3-0.6B"], "put a command before the model"),
         (["genrate", "x"], 'Did you mean "generate"?'),
     ],
     ids=" ".join,
@@ -82,30 +82,30 @@ def test_commands_of_others(command: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-m", "x.gguf", "-p", "hello"], "-m of other programs is here --model"),
+        (["-m", "x.gguf", "-p", "hello"], "-m. In twostroke it is --model"),
         (["x", "-p", "hello"], "twostroke generate MODEL PROMPT"),
-        (["x", "-n", "20"], "-n of other programs is here --max-tokens"),
-        (["x", "--n-predict", "20"], "--n-predict of other programs is here --max-tokens"),
-        (["x", "--num-predict=20"], "is here --max-tokens"),
-        (["x", "-c", "4096"], "-c of other programs is here --max-model-len"),
-        (["x", "--ctx-size", "4096"], "is here --max-model-len"),
-        (["x", "--temp", "0"], "--temp of other programs is here --temperature"),
-        (["x", "-ngl", "99"], "-ngl of other programs is here --device cuda"),
+        (["x", "-n", "20"], "-n. In twostroke it is --max-tokens"),
+        (["x", "--n-predict", "20"], "--n-predict. In twostroke it is --max-tokens"),
+        (["x", "--num-predict=20"], "it is --max-tokens"),
+        (["x", "-c", "4096"], "-c. In twostroke it is --max-model-len"),
+        (["x", "--ctx-size", "4096"], "it is --max-model-len"),
+        (["x", "--temp", "0"], "--temp. In twostroke it is --temperature"),
+        (["x", "-ngl", "99"], "-ngl. In twostroke it is --device cuda"),
         (["x", "-hf", "owner/name"], "the hub id itself"),
-        (["x", "--repeat-penalty", "1.1"], "is here --repetition-penalty"),
-        (["x", "-np", "4"], "is here --max-num-seqs"),
-        (["x", "-f", "prompt.txt"], "is here --prompt-file"),
+        (["x", "--repeat-penalty", "1.1"], "it is --repetition-penalty"),
+        (["x", "-np", "4"], "it is --max-num-seqs"),
+        (["x", "-f", "prompt.txt"], "it is --prompt-file"),
         (["x", "--trust-remote-code"], "no code of a model is ever run"),
-        (["x", "--swap-space", "4"], "is here --kv-offloading-size"),
-        (["x", "--max-new-tokens", "4"], "is here --max-tokens"),
-        (["--model-path", "x"], "--model-path of other programs is here --model"),
-        (["x", "--tp", "2"], "is here --tensor-parallel-size"),
-        (["x", "--tp-size=2"], "--tp-size of other programs is here --tensor-parallel-size"),
-        (["x", "--mem-fraction-static", "0.8"], "is here --gpu-memory-utilization"),
-        (["x", "--max-running-requests", "8"], "is here --max-num-seqs"),
-        (["x", "--max-total-tokens", "8"], "is here --max-model-len"),
-        (["x", "--chunked-prefill-size", "8"], "is here --max-num-batched-tokens"),
-        (["x", "--quantize", "awq"], "is here --quantization"),
+        (["x", "--swap-space", "4"], "it is --kv-offloading-size"),
+        (["x", "--max-new-tokens", "4"], "it is --max-tokens"),
+        (["--model-path", "x"], "--model-path. In twostroke it is --model"),
+        (["x", "--tp", "2"], "it is --tensor-parallel-size"),
+        (["x", "--tp-size=2"], "--tp-size. In twostroke it is --tensor-parallel-size"),
+        (["x", "--mem-fraction-static", "0.8"], "it is --gpu-memory-utilization"),
+        (["x", "--max-running-requests", "8"], "it is --max-num-seqs"),
+        (["x", "--max-total-tokens", "8"], "it is --max-model-len"),
+        (["x", "--chunked-prefill-size", "8"], "it is --max-num-batched-tokens"),
+        (["x", "--quantize", "awq"], "it is --quantization"),
         (["x", "--max-token", "4"], "Did you mean --max-tokens?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -254,14 +254,14 @@ def test_no_message_names_a_class_of_python(arguments: list[str]) -> None:
 )
 def test_a_model_without_a_prompt_is_not_completed_by_another(model: str) -> None:
     line = refused("generate", model)
-    assert f"there is no PROMPT behind the model {model!r}" in line
-    assert "with - in the prompt's place to read it from stdin" in line
+    assert f"there is no PROMPT after the model {model!r}" in line
+    assert "with - as PROMPT to read it from stdin" in line
     assert f"twostroke generate embedded {model}" in line, "and how it is completed if it was meant so"
 
 
 def test_prompts_that_are_missing(tmp_path: Path, random_models: dict[str, Path]) -> None:
-    assert "behind the model" in refused("generate", str(random_models["llama"]))
-    assert "behind the model" in refused("generate", str(fixture("llama-q4_0")))
+    assert "after the model" in refused("generate", str(random_models["llama"]))
+    assert "after the model" in refused("generate", str(fixture("llama-q4_0")))
     file = tmp_path / "prompt.txt"
     file.write_text("x = 1")
     assert f"twostroke generate --prompt-file {file}" in refused("generate", str(file))
@@ -269,7 +269,7 @@ def test_prompts_that_are_missing(tmp_path: Path, random_models: dict[str, Path]
     assert "the PROMPT is empty" in refused("generate", "-")
     assert "the PROMPT is empty" in refused("generate", "embedded", "-", stdin="")
     assert "too many words ('embedded' 'tell' 'me')" in refused("generate", "embedded", "tell", "me")
-    assert "is no UTF-8 text (byte 1)" in refused("generate", "--prompt-file", str(binary(tmp_path)))
+    assert "is not UTF-8 text (byte 1)" in refused("generate", "--prompt-file", str(binary(tmp_path)))
 
 
 def binary(folder: Path) -> Path:
@@ -302,7 +302,7 @@ def test_a_dash_behind_the_end_of_flags_is_a_prompt() -> None:
 
 def test_whoever_names_no_model_is_told_which_one_answers() -> None:
     done = twostroke("generate", "x = 1", "--max-tokens", "1", *SMALL)
-    assert "note     no model was named: the embedded one" in done.stderr
+    assert "note     no model was named; the embedded model" in done.stderr
     assert "no model was named" not in twostroke("generate", "embedded", "x = 1", "--max-tokens", "1", *SMALL).stderr
 
 
@@ -460,7 +460,7 @@ def test_the_limit_of_answers_can_be_set() -> None:
     assert [len(answer["outputs"][0]["token_ids"]) for answer in answers(done)] == [3, 2, 1]
     assert "answers  at most 2 tokens each" in done.stderr
     cut = twostroke(*CHAT, "--ignore-eos", stdin="one\n").stderr
-    assert "cut here: at most 3 tokens each (--max-tokens); /set max_tokens 1000 allows more" in cut
+    assert "cut off: at most 3 tokens each (--max-tokens); /set max_tokens 1000 allows more" in cut
 
 
 @pytest.mark.parametrize(
@@ -469,10 +469,10 @@ def test_the_limit_of_answers_can_be_set() -> None:
         ("/save mine", "there is no command /save; /help lists"),
         ("/set", "/set takes a name and a value"),
         ("/set system you are a pirate", "/set takes a name and a value"),
-        ("/set verbosity 3", "/set knows no 'verbosity'; it knows"),
+        ("/set verbosity 3", "/set cannot change 'verbosity'; it can change"),
         ("/set max_tokens many", "max_tokens='many': must be a number, true, false or null"),
         ("/set max_tokens 0", "max_tokens=0: must be"),
-        ("/set bad_words x", "/set knows no 'bad_words'"),
+        ("/set bad_words x", "/set cannot change 'bad_words'"),
         (f"/set seed {'[' * 100_000}", "must be a number, true, false or null"),
         ("/set temperature -1", "temperature=-1"),
     ],
@@ -571,6 +571,6 @@ def test_ctrl_c_at_a_terminal_stops_the_answer_and_not_the_chat() -> None:
         keyboard.write(b"/set max_tokens 2\nand now a short one\n/bye\n")
         _, said = chat.communicate(timeout=120)
     assert chat.returncode == 0, said
-    assert "stopped; the question is no part of the conversation" in said
+    assert "stopped; the question is not part of the conversation" in said
     assert re.findall(r"output (\d+) tokens", said) == ["2"]
     assert "Traceback" not in said
