@@ -68,7 +68,7 @@ def test_calibrate_for_machines(tmp_path: Path) -> None:
     assert [drafter["method"] for drafter in found["drafters"]] == ["ngram"]
     contradiction = twostroke("calibrate", "embedded", "--model", "other", "--output", str(output))
     assert contradiction.returncode == 1
-    assert "contradicts the word 'embedded'" in contradiction.stderr
+    assert "contradicts MODEL, which is 'embedded'" in contradiction.stderr
 
 
 def test_generate_in_a_form() -> None:
