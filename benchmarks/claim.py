@@ -21,7 +21,7 @@ from twostroke.model.model_files import find_model
 from twostroke.tables import plain_table
 
 
-class NotOnThisMachine(SetupError):
+class MissingHardware(SetupError):
     """Error for a reproduction that this machine lacks something for: "all" skips it, asking for it by name is
     refused."""
 

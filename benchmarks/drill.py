@@ -72,7 +72,7 @@ class Drill:
     num_resized: int = 0
     """Number of changes of a pool's size."""
     num_resumed: int = 0
-    num_fenced: int = 0
+    num_late_updates: int = 0
     num_handed_over: int = 0
     """Completed hand-overs."""
     num_rounds: int = 0
@@ -166,7 +166,7 @@ async def run(
     if config.load.event_log is not None:
         drill.num_blocks_left = {worker_id: _blocks_left(config.load.event_log, worker_id) for worker_id in survivors}
     drill.num_handed_over, drill.gaps_s, drill.pauses_s = seen.num_handed_over, seen.gaps_s, seen.pauses_s()
-    drill.num_resumed, drill.num_fenced = engine.dispatcher.num_resumed, engine.dispatcher.num_fenced
+    drill.num_resumed, drill.num_late_updates = engine.dispatcher.num_resumed, engine.dispatcher.num_late_updates
     return drill
 
 
@@ -378,7 +378,7 @@ def run_drill(options: DrillOptions) -> dict[str, Any]:
         "resized": found.num_resized,
         "handed_over": found.num_handed_over,
         "resumed": found.num_resumed,
-        "fenced": found.num_fenced,
+        "fenced": found.num_late_updates,
         "different_streams": 0,
         "blocks_left": found.num_blocks_left,
         "gap_ms": percentiles([1000 * gap_s for gap_s in found.gaps_s]),

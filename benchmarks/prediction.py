@@ -39,7 +39,7 @@ from twostroke.measure.report import (
     record,
 )
 from twostroke.measure.steps import measure_steps
-from twostroke.measure.workload import SOME_TOKENS, of_lengths
+from twostroke.measure.workload import SMALL_VOCAB_SIZE, of_lengths
 from twostroke.planner.replay import figures as figures_of
 from twostroke.simulation.requests import recording_of
 from twostroke.simulation.simulate import simulate
@@ -158,7 +158,7 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
     cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_blocks)
     events: list[Event] = []
     with closing(model_engine(replace(load, max_model_len=longest), scheduler, cache, [events])) as engine:
-        engine.run(of_lengths([(16, 4)] * 2, vocab_size=SOME_TOKENS))
+        engine.run(of_lengths([(16, 4)] * 2, vocab_size=SMALL_VOCAB_SIZE))
         started = events[0]
 
         def row(prompt: int, batch: int) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
             predicted: dict[str, Any] = {}
             for i in range(options.repeats):
                 events[:] = [started]
-                engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=SOME_TOKENS, seed=i))
+                engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=SMALL_VOCAB_SIZE, seed=i))
                 measured.append(figures_of(run_of_log(events)))
                 if not predicted:
                     recording = recording_of(events)

@@ -65,7 +65,7 @@ context.term()
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayPrices:
+class GatewayCosts:
     """Costs of one gateway."""
 
     heartbeat_us: float
@@ -80,20 +80,20 @@ class GatewayPrices:
     """Bytes per stream, in addition to its tokens."""
 
 
-def gateway_prices() -> GatewayPrices:
+def measure_gateway() -> GatewayCosts:
     """Measure the costs of a gateway."""
     few, many = STREAM_PROMPT_TOKENS
     (_, _, of_few), (update_us, token_bytes, of_many) = _journal(few), _journal(many)
     prompt_bytes = (of_many - of_few) / (many - few)
     stream_bytes = of_few - few * prompt_bytes
-    return GatewayPrices(asyncio.run(_heartbeat_us()), update_us, prompt_bytes, token_bytes, stream_bytes)
+    return GatewayCosts(asyncio.run(_heartbeat_us()), update_us, prompt_bytes, token_bytes, stream_bytes)
 
 
 async def _heartbeat_us() -> float:
     """Return the microseconds per heartbeat, with a real child, real sockets, and the event loop that wakes up for
     each."""
     heart = _HEART % (NUM_HEARTBEATS, HEARTBEATS_APART_S)
-    process = await EngineProcess.spawn(StartEngine(EngineConfig()), (sys.executable, "-c", heart), last_words_s=0.0)
+    process = await EngineProcess.spawn(StartEngine(EngineConfig()), (sys.executable, "-c", heart), final_reports_s=0.0)
     try:
         assert isinstance(await process.receive(), Alive)
         began_s, num_heard = time.process_time(), 0
@@ -158,7 +158,7 @@ Tables = dict[str, list[FleetLimits]]
 
 
 def fleets(
-    route_us: Mapping[int, float], report_us: Mapping[int, float], hash_bytes: float, prices: GatewayPrices
+    route_us: Mapping[int, float], report_us: Mapping[int, float], hash_bytes: float, prices: GatewayCosts
 ) -> Tables:
     """Return the limits of fleets of the sizes that the router was measured at, half of them prefill.
 
@@ -269,7 +269,7 @@ def run_router(options: RouterOptions) -> tuple[list[RouterRow], Tables]:
     check_folder(options.results)
     rows, bytes_per_hash = [_row(size, options) for size in options.sizes], _bytes_per_hash()
     route_us = {row.members: row.route_us["mean"] + row.placed_us for row in rows}
-    prices = gateway_prices()
+    prices = measure_gateway()
     tables = fleets(route_us, {row.members: row.put_us for row in rows}, bytes_per_hash, prices)
     record(
         "python -m benchmarks router",

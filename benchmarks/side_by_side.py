@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def open_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way, ModelEngine]]:
+def close_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way, ModelEngine]]:
     """Yield engines for alternating runs, and close them at the end."""
     try:
         yield engines

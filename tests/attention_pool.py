@@ -16,7 +16,7 @@ from twostroke.config.kv_format import KVFormat, resolve_kv_format, slot_bytes
 from twostroke.config.layer_spec import KVSpec
 from twostroke.config.load import Kernels
 from twostroke.kernels.dispatch import operators_for
-from twostroke.kernels.interface import AttentionOperator, AttentionOperators, HeadTurn, Scoring
+from twostroke.kernels.interface import AttentionOperator, AttentionOperators, QKNormRope, Scoring
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.layers.attention import AttentionLayout, AttentionMetadata
 
@@ -36,7 +36,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     backend: Kernels = "reference"
     kv_format: KVFormat | None = None  # of the dtype, when it is not said
-    score_cap: float | None = None
+    attention_softcap: float | None = None
     has_sinks: bool = False
     has_slopes: bool = False
 
@@ -49,7 +49,7 @@ class Shape:
     def scoring(self) -> Scoring:
         sinks = torch.linspace(-1, 6, self.num_heads).to(self.device) if self.has_sinks else None
         slopes = 2.0 ** -torch.arange(1.0, self.num_heads + 1).to(self.device) if self.has_slopes else None
-        return Scoring(self.head_dim**-0.5, self.score_cap, sinks, slopes)
+        return Scoring(self.head_dim**-0.5, self.attention_softcap, sinks, slopes)
 
     @property
     def kv(self) -> KVSpec:
@@ -110,7 +110,7 @@ class Pool:
         self,
         work: Sequence[tuple[int, int]],
         tree_masks: TreeMasks | None = None,
-        turn: HeadTurn | None = None,
+        turn: QKNormRope | None = None,
     ) -> None:
         """Runs the next n tokens of some requests."""
         shape = self.shape
@@ -146,12 +146,12 @@ class Pool:
         return [torch.cat(parts) for parts in self.outputs]
 
 
-def _on(device: torch.device, turn: HeadTurn | None) -> HeadTurn | None:
+def _on(device: torch.device, turn: QKNormRope | None) -> QKNormRope | None:
     if turn is None:
         return None
     weight = None if turn.norm_weight is None else turn.norm_weight.to(device)
     mean = None if turn.key_mean is None else turn.key_mean.to(device)
-    return HeadTurn(turn.cos.to(device), turn.signed_sin.to(device), weight, turn.eps, mean)
+    return QKNormRope(turn.cos.to(device), turn.signed_sin.to(device), weight, turn.eps, mean)
 
 
 def alone(shape: Shape, qkv: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from factories import uniform_shape
 from fakes import FakeExecutor, FakeGeneration
 from twostroke.batch import NewRequest, RequestResult, ScheduledBatch, StepResult
-from twostroke.cluster.dispatcher import Dispatched, Dispatcher
+from twostroke.cluster.dispatcher import Dispatcher, DispatchResult
 from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.cluster.routed_placer import Placer, ReadyWorker
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched, LenderFacts
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched, LenderAddress
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_ends import KVEnds
 from twostroke.engine.kv_fetching import KVFetching
@@ -237,7 +237,7 @@ class FakeWorker:
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        """See FetchingSide."""
+        """See BorrowerSide."""
         transfer = FakeTransfer(source, into, digest, is_done, self, self.pools.find)
         self.transfers.append(transfer)
 
@@ -247,7 +247,7 @@ class FakeWorker:
         return give_up
 
     def close(self) -> None:
-        """See FetchingSide."""
+        """See BorrowerSide."""
 
     def obey(self) -> None:
         """The next command."""
@@ -324,7 +324,7 @@ class FakePools:
     def start(self, role: Role) -> None:
         """A new process."""
         epoch = next(self._epochs)
-        facts = LenderFacts(Address(path=f"/{epoch}"), epoch) if role is Role.PREFILL else None
+        facts = LenderAddress(Address(path=f"/{epoch}"), epoch) if role is Role.PREFILL else None
         size, whole = self.layout.block_size, self.layout.prefix_tokens
         member = ReadyWorker(f"{role}.{epoch}", role, facts, size, prefix_tokens=whole)
         self.workers.append(FakeWorker(self, member, epoch))
@@ -373,7 +373,7 @@ class FakePools:
         self.leaving.remove(worker)
         self.carry_out(self.dispatcher.worker_gone(worker_id, "it left"))
 
-    def carry_out(self, outcome: Dispatched) -> None:
+    def carry_out(self, outcome: DispatchResult) -> None:
         """Orders, and what was delivered."""
         by_id = {worker.member.worker_id: worker for worker in self.workers}
         for order in outcome.orders:

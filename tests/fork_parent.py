@@ -27,7 +27,7 @@ from twostroke.cli.main import has_early_engine
 from twostroke.cli.main import main as run_command
 from twostroke.cluster import child as early_child
 from twostroke.cluster import fork_server, process
-from twostroke.parent_death import signal_at_parents_death
+from twostroke.parent_death import signal_at_parent_death
 from twostroke.runner.machine_limits import measure_machine_limits
 
 LARGEST_MESSAGE = 1 << 16
@@ -91,7 +91,7 @@ def _fork_kept(message: int, report: int, *given: int) -> Callable[[], None]:
     if asked["program"] == "engine":
         return lambda: _run_engine(*arguments)
     if asked["program"] == "fork server":
-        signal_at_parents_death(signal.SIGCONT)
+        signal_at_parent_death(signal.SIGCONT)
         sys.argv = [fork_server.__file__, str(STREAMS)]
         return fork_server.main
     sys.argv = ["twostroke", *arguments]
@@ -113,7 +113,7 @@ def _take_descriptors(descriptors: Sequence[int]) -> None:
 
 def _run_engine(folder: str) -> None:
     """Run an engine's process, as twostroke.child does."""
-    signal_at_parents_death(signal.SIGCONT)
+    signal_at_parent_death(signal.SIGCONT)
     gc.disable()
     sys.argv = [process.__file__, folder]
     process.main()

@@ -65,8 +65,8 @@ def main() -> None:
     capability = int(sys.argv[1].replace(".", ""))
     triton.runtime.driver.set_active(NoCard(capability))
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
-    in_a_chain = jit.chained(capability >= 90)
-    jit.chained = lambda overlaps: in_a_chain  # the tensors are the CPU's, where nothing overlaps
+    launch_options = jit.chained(capability >= 90)
+    jit.chained = lambda overlaps: launch_options  # the tensors are the CPU's, where nothing overlaps
     for run in (norm_and_rotate, multiply, multiply_floats, multiply_experts, attend, draw):
         run()
     for name in sorted({name for name, _ in compiled}):
@@ -151,7 +151,7 @@ def attend() -> None:
     from twostroke.config.kv_format import KVFormat, is_quantized, slot_bytes
     from twostroke.config.layer_spec import KVSpec
     from twostroke.kernels.cuda.attention import TritonAttention
-    from twostroke.kernels.interface import GroupShape, HeadTurn, Scoring
+    from twostroke.kernels.interface import GroupShape, QKNormRope, Scoring
 
     formats: list[KVFormat] = ["bf16", "fp8", "int8", "int4"]
     heads = torch.zeros(40, 128, dtype=torch.bfloat16)
@@ -173,7 +173,7 @@ def attend() -> None:
             )
             qkv = torch.zeros(sum(queries), 48, 128, dtype=torch.bfloat16)
             mean = torch.zeros(8, 128, dtype=torch.bfloat16) if is_quantized(kv_format) else None
-            turn = HeadTurn(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6, mean)
+            turn = QKNormRope(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6, mean)
             operator(qkv, storage, plan, 0, Scoring(0.1), turn)
             of_heads = torch.zeros(32)
             if kv_format == "fp8":

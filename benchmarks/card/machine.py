@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.card.arithmetic import Busy, Interval
-from benchmarks.claim import NotOnThisMachine
+from benchmarks.claim import MissingHardware
 from twostroke.batch import ScheduledBatch
 from twostroke.config.load import Device
 from twostroke.cost.step_cost import MachineLimits
@@ -100,7 +100,7 @@ def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Process
         facts: PyTorch's facts about CUDA; None: query them, which initializes CUDA.
 
     Raises:
-        NotOnThisMachine: there is no card that PyTorch can use, and one is needed.
+        MissingHardware: there is no card that PyTorch can use, and one is needed.
     """
     facts = facts or cuda_facts()
     try:
@@ -109,7 +109,7 @@ def find_machine(*, needs_card: bool, facts: CudaFacts | None = None) -> Process
         if not needs_card:
             return Processors()
         missing = str(error).replace(f", {REMEDY}", "")
-        raise NotOnThisMachine(
+        raise MissingHardware(
             f"--full measures an NVIDIA GPU, and none can be used. {missing} Without --full, a tiny shape runs here."
         ) from error
     return Card(facts)

@@ -42,7 +42,7 @@ from twostroke.errors import InvalidParameter, TwostrokeError, UnsupportedModel
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import MEASURED, PREDICTED, save_figure
-from twostroke.measure.limits import MachineRates, measure_limits, words_of_limits
+from twostroke.measure.limits import MachineRates, format_limits, measure_limits
 from twostroke.measure.peers.peer import Peer, PeerFailed, PeerProcess
 from twostroke.measure.report import BenchResult, check_folder, median, record
 from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic
@@ -51,7 +51,7 @@ from twostroke.tables import plain_table, print_table
 
 
 @dataclass(slots=True)
-class PeerStanding:
+class PeerResult:
     """One engine's figures, or the reason why it has none (or no more)."""
 
     name: str
@@ -82,13 +82,13 @@ class PeerStanding:
         values = self.figures.get(figure)
         return median(list(values.values())) if values else None
 
-    def ratio_to(self, other: PeerStanding, figure: str) -> float | None:
+    def ratio_to(self, other: PeerResult, figure: str) -> float | None:
         """Return the median ratio over the rounds of both engines; each ratio compares neighbours in time."""
         mine, theirs = self.figures.get(figure, {}), other.figures.get(figure, {})
         ratios = [mine[round_number] / theirs[round_number] for round_number in mine.keys() & theirs.keys()]
         return median(ratios) if ratios else None
 
-    def as_json(self, ours: PeerStanding) -> dict[str, Any]:
+    def as_json(self, ours: PeerResult) -> dict[str, Any]:
         """Return the standing for the result; a ratio above 1 means that ours is faster."""
         return {
             "about": self.about,
@@ -127,7 +127,7 @@ def print_compared(results: Mapping[str, Any], console: Console | None = None) -
     for engine, found in results["engines"].items():
         if found["failure"] is not None:
             console.print(f"[bold red]{engine}[/]: {found['failure']}", highlight=False)
-    console.print(words_of_limits(results["limits"]))
+    console.print(format_limits(results["limits"]))
     if results["works_left_out_of_a_round"]:
         console.print(f"[yellow]{results['works_left_out_of_a_round']} works were left out of a round for time[/]")
 
@@ -167,21 +167,21 @@ class Contest:
     vocab_size: int
     threads: int
     clock: Callable[[], float] = time.monotonic
-    contestants: list[PeerStanding] = field(default_factory=list[PeerStanding])
+    contestants: list[PeerResult] = field(default_factory=list[PeerResult])
     _num_prompts_drawn: int = 0
 
     @property
-    def standings(self) -> list[PeerStanding]:
+    def standings(self) -> list[PeerResult]:
         """Standings in the order in which the engines were entered."""
         return self.contestants
 
     def refuse(self, peer: Peer, why: str) -> None:
         """Enter an engine that cannot be started, as a row with the reason."""
-        self.contestants.append(PeerStanding(peer.name, failure=why))
+        self.contestants.append(PeerResult(peer.name, failure=why))
 
     def enter(self, peer: Peer, interpreter: Path, model: Path) -> None:
         """Start and warm up one engine, and stop it until it is measured; a failure becomes its row."""
-        entered = PeerStanding(peer.name, places=(model, interpreter))
+        entered = PeerResult(peer.name, places=(model, interpreter))
         self.contestants.append(entered)
         begin_s = self.clock()
         with self._in_turn(entered):
@@ -241,7 +241,7 @@ class Contest:
             contestant.close()
 
     @contextmanager
-    def _in_turn(self, contestant: PeerStanding) -> Generator[None]:
+    def _in_turn(self, contestant: PeerResult) -> Generator[None]:
         """Let one engine run, then stop it; one that fails is ended."""
         if contestant.process is not None:
             contestant.process.resume()
@@ -258,7 +258,7 @@ class Contest:
             contestant.process.pause()
 
     def _tokens(
-        self, contestant: PeerStanding, work: PeerWork, prompts: Sequence[Sequence[int]]
+        self, contestant: PeerResult, work: PeerWork, prompts: Sequence[Sequence[int]]
     ) -> list[tuple[float, int]]:
         assert contestant.process is not None
         answer = contestant.process.run(prompts, work.output_length, self.options.answer_limit)

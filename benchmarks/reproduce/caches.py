@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce.recorded import served
-from benchmarks.side_by_side import in_turn, open_together, ratio
+from benchmarks.side_by_side import close_together, in_turn, ratio
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, bars, finish
@@ -30,7 +30,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     """Run both alternately and compare medians."""
     repeats = 7 if options.full else 2
     workloads = [_workload(options, i) for i in range(repeats + 1)]
-    with open_together({name: _engine(options, name == "on") for name in ("off", "on")}) as engines:
+    with close_together({name: _engine(options, name == "on") for name in ("off", "on")}) as engines:
         runs = in_turn(
             repeats,
             engines,

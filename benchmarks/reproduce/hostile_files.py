@@ -46,7 +46,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Calibration, DrafterFigures, Timing, choices_of
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.event_sinks import merged_events, one_history
+from twostroke.engine.event_sinks import consistent_events, merged_events
 from twostroke.errors import TwostrokeError
 from twostroke.explain.trace import trace_of
 from twostroke.measure.workload import of_lengths
@@ -181,11 +181,11 @@ def _write_event_log(folder: Path) -> None:
 def _read_event_log(folder: Path) -> None:
     paths = [folder / EVENTS]
     events = list(merged_events(paths))
-    with one_history(paths):
+    with consistent_events(paths):
         json.dumps(trace_of(events))
-    with one_history(paths):
+    with consistent_events(paths):
         diagnose(events)
-    with one_history(paths):
+    with consistent_events(paths):
         replay_log(events, ())
 
 

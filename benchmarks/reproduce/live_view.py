@@ -40,7 +40,7 @@ from twostroke.errors import SetupError
 from twostroke.events import Event
 from twostroke.live.state import LiveState
 from twostroke.measure.report import median
-from twostroke.measure.serve.load import giving_way
+from twostroke.measure.serve.load import batch_priority
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.sampling_params import SamplingParams
@@ -118,7 +118,7 @@ def _of_median(values: list[float]) -> tuple[float, float]:
 
 def _rate(server: LocalServer, model: str, workload: Workload) -> float:
     """Return the output tokens per second of the workload, sent at once."""
-    with giving_way():
+    with batch_priority():
         return workload.num_output_tokens / server.run(model, workload).duration_s
 
 
@@ -244,7 +244,7 @@ def _page(url: str) -> Generator[Any]:
         browser.close()
 
 
-class _StandIn(ThreadingHTTPServer):
+class _EngineProxy(ThreadingHTTPServer):
     """Proxy that passes requests for the page on to a server, and answers in place of its engine."""
 
     daemon_threads = True
@@ -253,19 +253,19 @@ class _StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.server_url = server_url
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.engine = _FullEngine()
+        self.engine = _BusyEngine()
 
 
 @contextmanager
-def _stand_in(server_url: str) -> Generator[_StandIn]:
-    with _StandIn(server_url) as stand_in:
+def _stand_in(server_url: str) -> Generator[_EngineProxy]:
+    with _EngineProxy(server_url) as stand_in:
         threading.Thread(target=stand_in.serve_forever, daemon=True).start()
         yield stand_in
         stand_in.shutdown()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _StandIn  # pyright: ignore[reportIncompatibleVariableOverride] (it is no other)
+    server: _EngineProxy  # pyright: ignore[reportIncompatibleVariableOverride] (it is no other)
 
     def do_GET(self) -> None:
         if self.path == "/live/events":
@@ -303,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Do nothing."""
 
 
-class _FullEngine:
+class _BusyEngine:
     """An engine that is always full, and computes nothing: some requests decode, some prefill, many wait."""
 
     def __init__(self) -> None:

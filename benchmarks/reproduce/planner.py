@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, MissingHardware, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
 from benchmarks.side_by_side import in_turn, medians
 from twostroke.config.cache import CacheConfig
@@ -314,7 +314,7 @@ def reproduce_what_ifs(options: ReproduceOptions) -> Reproduction:
         for name, settings in WHAT_IFS.items():
             found[name].append(figures(run_of_log(_log_of(options, workload, settings))))
     if len(refusals) == rounds:
-        raise NotOnThisMachine(refusals[-1])
+        raise MissingHardware(refusals[-1])
     middle, guesses = ({name: medians(runs, COMPARED) for name, runs in of.items()} for of in (found, predicted))
     return Reproduction(
         claims=(

@@ -214,7 +214,7 @@ def _measure_goodput(
     """Measure all set-ups alternately, in each round with other loads; return medians."""
     whole, half = (_config(options, max(1, threads // share), PROMPT + OUTPUT) for share in (1, 2))
     alone, capacity, kv_bytes_per_token = asyncio.run(_one_process(options, whole))
-    split_most = asyncio.run(_each_stroke(options, half))
+    split_most = asyncio.run(_each_phase(options, half))
     ttft_s = TTFT_TIMES * median([times.ttft_s for times in alone])
     token_s = median([times.tpot_s or 0.0 for times in alone])
     limits_s = {slo: times * token_s for slo, times in TPOT_TIMES.items()}
@@ -266,7 +266,7 @@ async def _one_process(options: ReproduceOptions, config: EngineConfig) -> tuple
         return alone, capacity, one.facts.kv_bytes_per_token
 
 
-async def _each_stroke(options: ReproduceOptions, config: EngineConfig) -> float:
+async def _each_phase(options: ReproduceOptions, config: EngineConfig) -> float:
     """Return the requests per second of the slower phase, with one process for each."""
     async with started(config) as half:
         prefill = _rate(await answer_all(half, options.of_lengths([(PROMPT, 1)] * SLOTS, seed=10)))

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.side_by_side import in_ms, in_turn, open_together, ratio
+from benchmarks.side_by_side import close_together, in_ms, in_turn, ratio
 from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import MAX_BLOCK_SIZE, CacheConfig
 from twostroke.config.kv_format import KVFormat
@@ -40,7 +40,7 @@ from twostroke.kernels.reference.linear import PackedLinear
 from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import SOME_TOKENS, Workload, of_lengths
+from twostroke.measure.workload import SMALL_VOCAB_SIZE, Workload, of_lengths
 from twostroke.model.model_files import find_model
 from twostroke.served_run import StepSample
 
@@ -101,7 +101,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     cases = CASES if options.full else ((1, 64), (4, 128))
     watches = {layout: TableWatch() for layout in LAYOUTS}
     made = {layout: _engine(options, layout, cases, steps, watch) for layout, watch in watches.items()}
-    with open_together(made) as engines:
+    with close_together(made) as engines:
         engines["scattered"].run(_mixing(cases, options.seed), progress="paging price, mixing the pool")
         measured = {case: _measure(case, engines, watches, rounds, steps) for case in cases}
     return Reproduction(
@@ -171,7 +171,7 @@ def _mixing(cases: Sequence[tuple[int, int]], seed: int) -> Workload:
     tokens_each = -(-max(batch * context for batch, context in cases) // most)
     outputs = dice.integers(3 * tokens_each // 4, 5 * tokens_each // 4, most)
     lengths = [(BLOCK_SIZE, min(int(output), longest - BLOCK_SIZE)) for output in outputs]
-    return of_lengths(lengths, vocab_size=SOME_TOKENS, seed=seed)
+    return of_lengths(lengths, vocab_size=SMALL_VOCAB_SIZE, seed=seed)
 
 
 def _measure(
@@ -182,7 +182,7 @@ def _measure(
     steps: int,
 ) -> PagedCase:
     batch, context = case
-    workload = of_lengths([(context, steps + 1)] * batch, vocab_size=SOME_TOKENS)
+    workload = of_lengths([(context, steps + 1)] * batch, vocab_size=SMALL_VOCAB_SIZE)
     apart: dict[str, float] = {}
 
     def measure(layout: str, _: int) -> list[StepSample]:

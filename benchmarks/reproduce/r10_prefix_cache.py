@@ -14,8 +14,8 @@ predicted hits (cost/step_model.py); it is fitted just before. The prediction by
 request runs several times, always after a reset of the cache, and its median counts: one outlier in 500 requests
 exceeds the gain.
 
-The hits of a cache of a given size, one request after the other, are predicted (LruReplay) only from the documented
-rules of the block pool:
+The hits of a cache of a given size, one request after the other, are predicted (PrefixCacheReplay) only from the
+documented rules of the block pool:
 
 - only full blocks can be found, and a prompt's last token is always computed: at most (prompt tokens - 1) // block_size
   blocks are hits;
@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce.recorded import FittedSteps
-from benchmarks.side_by_side import open_together
+from benchmarks.side_by_side import close_together
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import MEASURED, PREDICTED, finish
@@ -49,7 +49,7 @@ _ROOT = -1
 
 
 @dataclass(slots=True)
-class LruReplay:
+class PrefixCacheReplay:
     """Replay of a prefix cache with one request at a time.
 
     Args:
@@ -185,7 +185,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 
 def _hits(workload: Workload, entries: list[TraceEntry], capacity: int | None, title: str) -> dict[str, Any]:
-    replay = LruReplay(capacity, SPEC.block_size)
+    replay = PrefixCacheReplay(capacity, SPEC.block_size)
     predicted = [replay.run(request) for request in workload.requests]
     # enough for every token ever computed, so that nothing is evicted
     num_blocks = capacity or sum(-(-r.num_tokens // SPEC.block_size) for r in workload.requests)
@@ -214,7 +214,7 @@ def _prefill_s(step_times: FittedSteps, num_prompt: int, num_cached: int) -> flo
 
 def _predicted(workload: Workload, step_times: FittedSteps) -> dict[str, float]:
     """Return the predicted effect of the cache on TTFTs, from lengths and predicted hits alone."""
-    replay = LruReplay(None, SPEC.block_size)
+    replay = PrefixCacheReplay(None, SPEC.block_size)
     lengths = [len(request.prompt_token_ids) for request in workload.requests]
     found = [replay.run(request) * SPEC.block_size for request in workload.requests]
     without = sum(_prefill_s(step_times, length, 0) for length in lengths)
@@ -238,7 +238,7 @@ def _ttft(workload: Workload, options: ReproduceOptions, step_times: FittedSteps
     caches = {"without": replace(with_cache, enable_prefix_caching=False), "with": with_cache}
     made = {name: model_engine(options.load(longest), ONE_AT_A_TIME, cache) for name, cache in caches.items()}
     rounds: dict[str, list[list[Run]]] = {name: [] for name in made}
-    with open_together(made) as engines:
+    with close_together(made) as engines:
         for _ in range(ROUNDS if options.full else 1):
             for name, engine in engines.items():
                 engine.engine.reset_prefix_cache()

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
 from benchmarks.reproduce.recorded import FittedSteps
-from benchmarks.side_by_side import in_turn, open_together, ratio
+from benchmarks.side_by_side import close_together, in_turn, ratio
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import bars
@@ -130,7 +130,7 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
     load = options.load(max(workload.max_request_tokens for workload in workloads.values()))
     times = FittedSteps.measured(options, SchedulerConfig(max_num_seqs=max(SLOTS)), repeats=STEPS_PER_HEIGHT)
     results: dict[str, dict[str, Any]] = {}
-    with open_together({(m, n): model_engine(load, *batching(m, n)) for m in BATCHINGS for n in SLOTS}) as engines:
+    with close_together({(m, n): model_engine(load, *batching(m, n)) for m in BATCHINGS for n in SLOTS}) as engines:
 
         def seconds(mode: str, kind: str, n: int) -> float:
             return engines[mode, n].run(workloads[kind, n], progress=f"R1 wall {kind}, {n}, {mode}").duration_s

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.claim import NotOnThisMachine, ReproduceOptions, Reproduction, table
+from benchmarks.claim import MissingHardware, ReproduceOptions, Reproduction, table
 from twostroke.errors import InvalidParameter
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import save_figure
@@ -92,7 +92,7 @@ def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console 
 
     Raises:
         InvalidParameter: a name is unknown, or results cannot be written to the folder.
-        NotOnThisMachine: this machine lacks something for a result that is requested by name.
+        MissingHardware: this machine lacks something for a result that is requested by name.
     """
     console = console or Console()
     chosen = _chosen(names)
@@ -102,7 +102,7 @@ def reproduce(names: Sequence[str], options: ReproduceOptions, console: Console 
         study = RESULTS[name]
         try:
             reproduction = _reproduced(study, options)
-        except NotOnThisMachine as error:
+        except MissingHardware as error:
             if name in names:
                 raise
             console.print(f"{name}: left out. {error}\n", style="yellow", highlight=False)

@@ -22,7 +22,7 @@ from twostroke.llm import LLM
 from twostroke.measure.figure import bar_chart
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.serve.figures import latencies
-from twostroke.measure.serve.load import LoadRun, giving_way
+from twostroke.measure.serve.load import LoadRun, batch_priority
 from twostroke.measure.serve.openai_wire import Exchange
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.sampling_params import SamplingParams
@@ -114,7 +114,7 @@ def _side_by_side(options: ReproduceOptions, workload: Workload, threads: int, r
         server.run(options.model, warm_up)
         for _ in range(rounds):
             offline_s, before_s = _offline(llm, workload), server.http_cpu_s()
-            with giving_way():  # measure the server as remote clients see it
+            with batch_priority():  # measure the server as remote clients see it
                 run = server.run(options.model, workload)
             found.append(
                 {
@@ -176,7 +176,7 @@ def _delays(
         server.run(options.model, workload.cut_outputs(8), [f"warm-up-{i}" for i in range(len(workload))])
         for number in range(rounds):
             names = [f"r{number}-{i}" for i in range(len(workload))]
-            with giving_way():
+            with batch_priority():
                 run = server.run(options.model, workload, names)
             events = server.events()
             steps = [event for event in events if isinstance(event, StepCommitted)]

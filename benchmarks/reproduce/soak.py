@@ -32,7 +32,17 @@ from benchmarks.processor_shares import (
     taken_shares,
     worst_of_parts,
 )
-from benchmarks.serving.clients import MOST_TOKENS, Answers, Ending, Heard, KnownOrder, Way, deck_of, drawn_visit, visit
+from benchmarks.serving.clients import (
+    MOST_TOKENS,
+    Answers,
+    Ending,
+    Heard,
+    KnownOrder,
+    Way,
+    drawn_visit,
+    make_known_requests,
+    visit,
+)
 from benchmarks.serving.local_server import (
     MB,
     LocalServer,
@@ -100,7 +110,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     with local_server(options.model, settings) as server:
         before, counted_before, threads_before = at_rest(server), metrics_of(server), _num_threads(server)
         soak = asyncio.run(
-            _run(server, _Clients(server, for_s, per_s, deck_of(num_orders, options.seed), options.seed))
+            _run(server, _Clients(server, for_s, per_s, make_known_requests(num_orders, options.seed), options.seed))
         )
         after, threads = at_rest(server), _num_threads(server)
         counted = metrics_of(server).since(counted_before)["counted"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.side_by_side import in_turn, open_together, ratio
+from benchmarks.side_by_side import close_together, in_turn, ratio
 from benchmarks.transformers_peer import TransformersPeer, fastest_peer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -40,7 +40,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     many = options.drawn(groups * BATCH, PROMPTS, Lengths.exponential(mean))
     longest = max(one.max_request_tokens, many.max_request_tokens)
     threads = options.threads or torch.get_num_threads()
-    with open_together(
+    with close_together(
         {num_seqs: _engine(options, num_seqs, longest) for num_seqs in (1, BATCH, 4 * BATCH)}
     ) as engines:
         torch.set_num_threads(threads)  # native kernels leave torch one thread, and the peer has to get as many as ours

@@ -68,7 +68,7 @@ class KnownOrder:
         return self.kind in (OrderKind.STREAM, OrderKind.PREFIX)
 
 
-def deck_of(count: int, seed: int) -> list[KnownOrder]:
+def make_known_requests(count: int, seed: int) -> list[KnownOrder]:
     """Return requests of all kinds, alternating."""
     random = Random(seed)
     prefixes = [_tokens(random, 320) for _ in range(4)]

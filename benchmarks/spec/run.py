@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from benchmarks.goals import GATE
 from benchmarks.spec.synthetic import SyntheticProposer, predicted_speedup
-from benchmarks.spec.watched import Overlap, WatchedDrafter
+from benchmarks.spec.watched import ObservedDrafter, Overlap
 from twostroke.config.checks import one_of, whole_number
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
@@ -52,11 +52,11 @@ from twostroke.startup.prepared import Drafter, GivenDrafter
 from twostroke.tables import plain_table, print_table
 
 SYNTHETIC = "synthetic"
-OF_A_MODEL = ("early_exit", "draft_model", "medusa", "eagle")
+MODEL_BASED = ("early_exit", "draft_model", "medusa", "eagle")
 """Methods that draw drafts from a distribution."""
 CONTROL = "none"
 """Method of a second engine without drafts, instead of one with the gate: shows the difference of two equal engines."""
-KNOWN = (SYNTHETIC, "ngram", *OF_A_MODEL, CONTROL)
+KNOWN = (SYNTHETIC, "ngram", *MODEL_BASED, CONTROL)
 
 _LISTS: Mapping[str, tuple[float, float]] = {
     "acceptances": (0.0, 1.0),
@@ -155,7 +155,7 @@ def run_spec(options: SpecOptions, load: LoadConfig) -> BenchResult:
     bench = _SpecBench(options, load)
     fixed = [row for method in options.who for row in bench.fixed(method)]
     gate = [row for batch in options.whole_numbers("batch_sizes") for row in bench.gate(batch)]
-    alpha = [row for method in options.who if method in OF_A_MODEL for row in bench.alpha(method)]
+    alpha = [row for method in options.who if method in MODEL_BASED for row in bench.alpha(method)]
     return record(
         "python -m benchmarks spec",
         options,
@@ -221,10 +221,10 @@ class _SpecBench:
         if not temperatures:
             return []
         rows: list[dict[str, Any]] = []
-        watched: list[WatchedDrafter] = []
+        watched: list[ObservedDrafter] = []
 
         def watch(drafter: Drafter) -> Drafter:
-            watched.append(WatchedDrafter(drafter))
+            watched.append(ObservedDrafter(drafter))
             return watched[0]
 
         asked = self._prompts(method, options.rounds)
@@ -246,7 +246,7 @@ class _SpecBench:
         batch: int,
         method: str | None,
         num_drafts: Any = AUTO,
-        around_drafter: Callable[[Drafter], Drafter] | None = None,
+        wrap_drafter: Callable[[Drafter], Drafter] | None = None,
     ) -> SpecEngine:
         length = self._options.prompt_tokens + self._options.output_tokens
         if method in (None, CONTROL):
@@ -261,7 +261,7 @@ class _SpecBench:
             given["model"] = self._options.draft_model
         if method == "early_exit" and self._options.exit_layer is not None:
             given["exit_layer"] = self._options.exit_layer
-        return SpecEngine(self._load, batch, length, SpeculativeConfig.read(given), around_drafter)
+        return SpecEngine(self._load, batch, length, SpeculativeConfig.read(given), wrap_drafter)
 
     def _pairs(
         self, plain: SpecEngine, engine: SpecEngine, groups: Sequence[Sequence[PromptIds]], acceptance: float | None

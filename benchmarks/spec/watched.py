@@ -31,7 +31,7 @@ from twostroke.model.decoder import DecoderModel
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
-from twostroke.speculation.proposer import DraftRequest, Drafts, Proposer, TargetRead, TargetStep, Watcher
+from twostroke.speculation.proposer import ComputedSpan, DraftRequest, Drafts, Proposer, TargetStep, Watcher
 from twostroke.startup.prepared import Drafter, DrafterFacts, LoadedTarget
 
 Probabilities = npt.NDArray[np.float64]
@@ -96,7 +96,7 @@ def overlap(p: Probabilities, q: Probabilities) -> Overlap:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedDrafter:
+class ObservedDrafter:
     """Wrapper of a drafter that draws from a model's distribution, at a temperature and without filters or
     penalties."""
 
@@ -172,7 +172,7 @@ class _WatchedProposer:
     def forget(self, row: int, num_tokens: int) -> None:
         self._proposer.forget(row, num_tokens)
 
-    def _compare(self, step: TargetStep, read: TargetRead) -> None:
+    def _compare(self, step: TargetStep, read: ComputedSpan) -> None:
         """Compare the drafts after the tokens that were finally read: the accepted ones, and the first rejected one."""
         stream = self._streams[read.row]
         logits = self._model.compute_logits(step.hidden[read.first : read.first + read.num_tokens]).cpu().numpy()

@@ -291,7 +291,7 @@ class StepResult:
     """Time of drafting, before the pass."""
 
 
-class StepSeconds(NamedTuple):
+class StepDurations(NamedTuple):
     """Duration of a step."""
 
     step_s: float = 0.0
@@ -300,7 +300,7 @@ class StepSeconds(NamedTuple):
     """Seconds of it for drafting."""
 
 
-UNTIMED = StepSeconds()
+UNTIMED = StepDurations()
 
 
 class StepTimer:
@@ -321,11 +321,11 @@ class StepTimer:
         """Record that a step was decided, whose result will come."""
         self._decided_s[step] = time_s
 
-    def ended(self, step: int, time_s: float, draft_s: float = 0.0) -> StepSeconds:
+    def ended(self, step: int, time_s: float, draft_s: float = 0.0) -> StepDurations:
         """Return the duration of a step whose result has come; `draft_s` is the time of its drafting."""
         begin_s = max(self._decided_s.pop(step), self._ended_s)
         self._ended_s = time_s
-        return StepSeconds(time_s - begin_s, draft_s)
+        return StepDurations(time_s - begin_s, draft_s)
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -11,14 +11,14 @@ import runpy
 import signal
 import sys
 
-from twostroke.parent_death import signal_at_parents_death
+from twostroke.parent_death import signal_at_parent_death
 
 _LOADS_A_MODEL = "twostroke.cluster.process"
 
 
 def main() -> None:
     """Run the module that the command line names."""
-    signal_at_parents_death(signal.SIGCONT)
+    signal_at_parent_death(signal.SIGCONT)
     if sys.argv[1] == _LOADS_A_MODEL:
         gc.disable()  # until the model is loaded, see engine/garbage.py
     del sys.argv[0]  # the module's own name takes its place

@@ -29,11 +29,11 @@ from typing import Any, cast
 
 from twostroke.plain_words import printable
 
-MOST_SHOWN = 80
+MAX_SHOWN_CHARS = 80
 """Longest value that a message shows completely, in characters."""
 _BEGINNING = 60
 """Characters shown of a longer value."""
-_MOST_ITEMS = MOST_SHOWN // 3
+_MOST_ITEMS = MAX_SHOWN_CHARS // 3
 """Most items of a list or an object that are formatted; so many fill the shown characters."""
 _MOST_LEVELS = 3
 _MOST_BITS = 256
@@ -167,25 +167,25 @@ def shown(value: object) -> str:
     text = _beginning(value, _MOST_LEVELS)
     match value:
         case str() | bytes():
-            is_whole, size = len(value) <= MOST_SHOWN, f"{len(value)} characters"
+            is_whole, size = len(value) <= MAX_SHOWN_CHARS, f"{len(value)} characters"
         case list() | tuple() | dict():
             num_items = len(cast(list[Any], value))
             is_whole, size = num_items <= _MOST_ITEMS, f"{num_items} items"
         case _:
             is_whole, size = True, f"{len(text)} characters"
-    return text if is_whole and len(text) <= MOST_SHOWN else f"{text[:_BEGINNING]}… ({size})"
+    return text if is_whole and len(text) <= MAX_SHOWN_CHARS else f"{text[:_BEGINNING]}… ({size})"
 
 
-def name_shown(name: object) -> str:
+def show_name(name: object) -> str:
     """Return a name from a file as messages show it: printable, without quotes; for a long one its beginning.
 
-    >>> name_shown("model.norm.weight"), name_shown("\x1b[2J"), len(name_shown("a" * 10**6))
+    >>> show_name("model.norm.weight"), show_name("\x1b[2J"), len(show_name("a" * 10**6))
     ('model.norm.weight', '\\\\x1b[2J', 82)
     """
-    return printable(name, MOST_SHOWN, _BEGINNING) if isinstance(name, str) else shown(name)
+    return printable(name, MAX_SHOWN_CHARS, _BEGINNING) if isinstance(name, str) else shown(name)
 
 
-def shorten(names: Sequence[object], limit: int = 8, show: Callable[[object], str] = name_shown) -> str:
+def shorten(names: Sequence[object], limit: int = 8, show: Callable[[object], str] = show_name) -> str:
     """Return the first few names, formatted by `show`, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(map(show, names[:limit])) + more
@@ -199,7 +199,7 @@ def _beginning(value: Any, num_levels: int) -> str:
         value = str(value)
     kind: type[Any] = type(value)
     if kind in (str, bytes):
-        return repr(value[:MOST_SHOWN])
+        return repr(value[:MAX_SHOWN_CHARS])
     if kind is int and value.bit_length() > _MOST_BITS:
         return f"a number of {value.bit_length()} bits"
     if kind not in (list, tuple, dict):

@@ -304,15 +304,15 @@ Event = (
 )
 
 
-THESE_EVENTS = "these events"
+UNNAMED_LOG = "these events"
 """Value in the error about events that a program holds. Commands replace it by the file or the server."""
 
 
-def event_log_with_a_gap(gap: EventsDropped) -> InvalidParameter:
+def gap_error(gap: EventsDropped) -> InvalidParameter:
     """Return the error of readers that need every event from the beginning."""
     return InvalidParameter(
         "event_log",
-        THESE_EVENTS,
+        UNNAMED_LOG,
         f"must hold every event from the engine's start; it lacks {gap.num_events} before {gap.time_s:.3f} s",
         "Give a file that --event-log wrote.",
     )

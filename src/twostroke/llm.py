@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from twostroke.client.chat_inputs import ChatInputs, TemplateOptions
 from twostroke.client.input_processor import Prompt
 from twostroke.client.output_processor import OutputKind
-from twostroke.client.text_engine import TextEngine, build_text_engine, interrupts_held
+from twostroke.client.text_engine import TextEngine, build_text_engine, hold_interrupts
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import RequestOutput
@@ -127,7 +127,7 @@ class LLM:
         params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(prompts))
         ranks = _one_each("priority", priority, 0, int, len(prompts))
         request_ids: list[str] = []
-        with interrupts_held() as let_interrupts_through:
+        with hold_interrupts() as let_interrupts_through:
             try:
                 for prompt, own, rank in zip(prompts, params, ranks, strict=True):
                     request_ids.append(

@@ -202,10 +202,10 @@ def merged_drift(one: NumericDrift, other: NumericDrift) -> NumericDrift:
     return {name: list(dict.fromkeys([*one.get(name, []), *other.get(name, [])])) for name in names}
 
 
-def drift_words(drift: NumericDrift) -> str:
+def drift_description(drift: NumericDrift) -> str:
     """Return the values under each name as readable text.
 
-    >>> drift_words({"kv_cache_dtype": ["int8", "bf16"], "dtype": ["float32", "bfloat16"]})
+    >>> drift_description({"kv_cache_dtype": ["int8", "bf16"], "dtype": ["float32", "bfloat16"]})
     'kv_cache_dtype int8 and bf16, dtype float32 and bfloat16'
     """
     return ", ".join(f"{name} {' and '.join(values)}" for name, values in drift.items())

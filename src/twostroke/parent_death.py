@@ -15,7 +15,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
 
-def signal_at_parents_death(number: signal.Signals) -> None:
+def signal_at_parent_death(number: signal.Signals) -> None:
     """Ask the kernel for a signal to this process when its parent ends; do nothing on other systems.
 
     A parent that ended earlier is not noticed; a running child sees its pipe closed.

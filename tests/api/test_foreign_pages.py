@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from server_process import SERVE, ServerProcess, viewing
-from twostroke.api.gate import HostNames, check_change
+from twostroke.api.gate import HostNames, check_state_change
 from twostroke.api.http_errors import HTTPError
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
@@ -78,7 +78,9 @@ def test_what_is_no_host_is_refused_at_the_start(name: str) -> None:
 
 def may_change(cors_origins: tuple[str, ...] = (), **headers: str) -> bool:
     try:
-        check_change({"host": "localhost:8000", **{k.replace("_", "-"): v for k, v in headers.items()}}, cors_origins)
+        check_state_change(
+            {"host": "localhost:8000", **{k.replace("_", "-"): v for k, v in headers.items()}}, cors_origins
+        )
     except HTTPError:
         return False
     return True
@@ -99,7 +101,7 @@ def test_who_may_change_something() -> None:
         assert may_change(origin=origin, authorization="Bearer x")
         assert may_change(origin=origin, x_api_key="x")
     assert may_change((ELSEWHERE,), origin=ELSEWHERE)
-    assert check_change({"host": "a.example", "origin": "https://a.example:443"}, ()) is None
+    assert check_state_change({"host": "a.example", "origin": "https://a.example:443"}, ()) is None
 
 
 @pytest.fixture(scope="module")

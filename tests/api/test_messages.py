@@ -13,8 +13,8 @@ import pytest
 
 from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
-from twostroke.api.messages import chat_of_messages
-from twostroke.api.parsers.json_text import is_whole_value
+from twostroke.api.messages import chat_from_messages
+from twostroke.api.parsers.json_text import is_complete_value
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.tokenizer.chat_template import ChatTemplate
 
@@ -179,7 +179,7 @@ def test_half_a_call_is_no_call(server: ServerProcess, client: Any, max_tokens: 
     )
     (end,) = [event["delta"] for event in events if event["type"] == "message_delta"]
     assert end["stop_reason"] == answer.stop_reason
-    if is_whole_value(written):
+    if is_complete_value(written):
         assert [block.input for block in answer.content] == [json.loads(written)]
     else:
         assert (answer.content, answer.stop_reason) == ([], "max_tokens")
@@ -369,7 +369,7 @@ def test_reasoning_is_a_block_of_thinking(reasoning_server: ServerProcess) -> No
     ids=str,
 )
 def test_thinking_and_effort_reach_the_template(fields: dict[str, Any], shown: str) -> None:
-    request = chat_of_messages(MessagesRequest.model_validate({"messages": USER, "max_tokens": 4, **fields}))
+    request = chat_from_messages(MessagesRequest.model_validate({"messages": USER, "max_tokens": 4, **fields}))
     template = ChatTemplate(
         {
             "default": "{{ 'undecided' if enable_thinking is not defined else 'thinks' if enable_thinking else "
@@ -390,7 +390,7 @@ def test_history_of_calls_becomes_a_chat() -> None:
         {"type": "tool_use", "id": "t1", "name": "now", "input": {"zone": "ä"}},
     ]
     messages = [{"role": "assistant", "content": blocks}]
-    (turn,) = chat_of_messages(CountTokensRequest.model_validate({"messages": messages})).messages
+    (turn,) = chat_from_messages(CountTokensRequest.model_validate({"messages": messages})).messages
     assert turn == {
         "role": "assistant",
         "content": "I look.",

@@ -322,7 +322,10 @@ def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pyt
         ({"kv_transport": "tcp"}, "kv_transport"),
         ({"decode": 1, "prefill": 1, "kv_transport": "inproc"}, "kv_transport='inproc': .* threads of one process"),
         ({"decode": 1, "pool_workers": "fibre"}, "pool_workers"),
-        ({"decode": 1, "pool_workers": "thread", "cluster": "auto"}, "pool_workers='thread': a cluster needs processes"),
+        (
+            {"decode": 1, "pool_workers": "thread", "cluster": "auto"},
+            "pool_workers='thread': a cluster needs processes",
+        ),
         ({"prefill_block_size": 16}, "prefill_block_size"),
         ({"prefill_config": {"dtype": "bfloat16"}}, "prefill_config=.*: needs more than one process"),
         ({"decode": 1, "prefill": 1, "decode_config": "int8"}, "decode_config='int8': must be an object"),

@@ -14,7 +14,7 @@ from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
 from twostroke.api.conversation import chat_params
 from twostroke.api.protocol.responses import ResponsesRequest
-from twostroke.api.responses import chat_of_response
+from twostroke.api.responses import chat_from_response
 
 TEXT = "sort a list of numbers"
 USER: list[Any] = [{"role": "user", "content": TEXT}]
@@ -161,7 +161,7 @@ def test_a_conversation_goes_on_by_its_items(client: Any, llm: LLM) -> None:
 
 
 def chat_messages(items: list[Any]) -> list[dict[str, Any]]:
-    return chat_of_response(ResponsesRequest.model_validate({"input": items})).messages
+    return chat_from_response(ResponsesRequest.model_validate({"input": items})).messages
 
 
 def test_what_the_assistant_said_is_one_turn() -> None:
@@ -234,13 +234,13 @@ def test_sampling_fields_act(server: ServerProcess, llm: LLM, field: str, value:
 
 def test_effort_and_template_variables_reach_the_chat() -> None:
     given = {"input": TEXT, "reasoning": {"effort": "low"}, "chat_template_kwargs": {"a": 1}, "priority": 2}
-    chat = chat_of_response(ResponsesRequest.model_validate(given))
+    chat = chat_from_response(ResponsesRequest.model_validate(given))
     assert (chat.reasoning_effort, chat.chat_template_kwargs, chat.priority) == ("low", {"a": 1}, 2)
 
 
 def test_the_end_of_text_can_be_ignored() -> None:
     """As load generators ask it of every API."""
-    chat = chat_of_response(ResponsesRequest.model_validate({"input": TEXT, "ignore_eos": True}))
+    chat = chat_from_response(ResponsesRequest.model_validate({"input": TEXT, "ignore_eos": True}))
     assert chat_params(chat, None).ignore_eos
 
 

@@ -14,7 +14,7 @@ from benchmarks.drill import ask, prompts
 from twostroke.batch import NewRequest, ScheduledBatch, StepResult
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.routed_placer import LeastBusy
-from twostroke.cluster.thread_launcher import MOST_LEFT, ThreadLauncher
+from twostroke.cluster.thread_launcher import MAX_ABANDONED, ThreadLauncher
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.runner.model_runner import Executor
@@ -119,7 +119,7 @@ def test_one_that_hangs_is_left_and_its_requests_go_on_elsewhere(
 def test_only_so_many_may_be_left() -> None:
     launcher = ThreadLauncher()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_children", [Left() for _ in range(MOST_LEFT)])
+        patch.setattr(launcher, "_children", [Left() for _ in range(MAX_ABANDONED)])
         with pytest.raises(Exception, match=r"2 workers hang in threads .* --pool-workers process"):
             asyncio.run(launcher.launch("decode-0.3", *([None] * 3)))  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from compatibility.features import (
 )
 from compatibility.models import Models
 from two_pools import Answer, TwoPools
-from twostroke.client.front_desk import FrontDesk
+from twostroke.client.front_desk import TextFrontend
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.submission import Submission
 from twostroke.cluster.pooled_engine import PooledEngine
@@ -208,7 +208,7 @@ def _requests(built: BuiltEngine, features: Sequence[Feature]) -> list[Generatio
     """As a server's front desk hands them on: greedy and seeded, of three priorities and two tenants."""
     inputs = InputProcessor.of_engine(built.facts, built.tokenizer, built.grammars)
     collector = _Collector()
-    desk = FrontDesk(collector, built.tokenizer, replace(built.facts, uses_priority=True))
+    desk = TextFrontend(collector, built.tokenizer, replace(built.facts, uses_priority=True))
     asks = {name: value for feature in features for name, value in feature.asks.items()}
     for i, prompt in enumerate(PROMPTS):
         own = {"max_tokens": MAX_TOKENS[i], "ignore_eos": True, "logprobs": 2, "seed": i, **_CHOICES[i % 4]}

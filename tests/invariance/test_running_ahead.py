@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.errors import InvalidParameter
-from twostroke.runner.running_ahead import RunnerAhead
+from twostroke.runner.running_ahead import AsyncModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
 
@@ -58,14 +58,14 @@ def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
 def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For each step how many of its tokens the device was to hand on to itself."""
     counts: list[int] = []
-    find = RunnerAhead._places_handed_on
+    find = AsyncModelRunner._places_handed_on
 
-    def counting(self: RunnerAhead, *args: Any) -> Any:
+    def counting(self: AsyncModelRunner, *args: Any) -> Any:
         places = find(self, *args)
         counts.append(0 if places is None else int((places >= 0).sum()))
         return places
 
-    monkeypatch.setattr(RunnerAhead, "_places_handed_on", counting)
+    monkeypatch.setattr(AsyncModelRunner, "_places_handed_on", counting)
     return counts
 
 

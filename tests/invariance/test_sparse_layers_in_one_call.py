@@ -19,7 +19,7 @@ from oracle.paged_driver import PagedDriver
 from twostroke.config.model import ModelConfig
 from twostroke.gguf.container import TYPES
 from twostroke.kernels import native
-from twostroke.kernels.interface import LayerParts, Operators, WholeLayer, no_whole_layer
+from twostroke.kernels.interface import FusedLayer, LayerParts, Operators, no_fused_layer
 from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.decoder import Parameter, Placement
@@ -90,9 +90,9 @@ class Noted:
     """The layers that a back end bound."""
 
     def __init__(self, operators: Operators) -> None:
-        self._bind, self.found = operators.whole_layer, list[WholeLayer | None]()
+        self._bind, self.found = operators.whole_layer, list[FusedLayer | None]()
 
-    def __call__(self, parts: LayerParts) -> WholeLayer | None:
+    def __call__(self, parts: LayerParts) -> FusedLayer | None:
         self.found.append(self._bind(parts))
         return self.found[-1]
 
@@ -109,7 +109,7 @@ def test_one_call_has_the_bits_of_the_parts(family: str, name: str, dtype: torch
         noted = Noted(operators)
         in_one_call, by_parts = (
             states(Sparse(config, given, Placement(of, dtype, torch.device("cpu"), 128)))
-            for of in (replace(operators, whole_layer=noted), replace(operators, whole_layer=no_whole_layer))
+            for of in (replace(operators, whole_layer=noted), replace(operators, whole_layer=no_fused_layer))
         )
         assert len(noted.found) == config.num_layers, noted.found
         assert None not in noted.found, (level, noted.found)

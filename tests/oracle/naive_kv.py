@@ -52,7 +52,7 @@ def transformed(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return transform(x, 2 ** (round(np.log2(block_of(len(x)))) // 2))
 
 
-def transformed_back(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def inverse_hadamard(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The inverse."""
     return transform(x, 2 ** ((round(np.log2(block_of(len(x)))) + 1) // 2))
 
@@ -108,5 +108,5 @@ def stored(x: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
         return torch.full_like(x, float("nan"))
     values = np.stack([quantize(row, kv_format).values() for row in rows])
     if kv_format == "int4":
-        values = np.stack([transformed_back(row) for row in values])
+        values = np.stack([inverse_hadamard(row) for row in values])
     return torch.from_numpy(values).view(x.shape).to(dtype)

@@ -35,12 +35,12 @@ class NaiveTraceCache:
 
     def decided(self, batch: ScheduledBatch) -> None:
         """Blocks go to the batch's requests in its order; who gave way did so as soon as something was missing."""
-        giving_way = [preemption.request_id for preemption in batch.preemptions]
+        batch_priority = [preemption.request_id for preemption in batch.preemptions]
         admitted = {one.request_id: one.num_tokens for one in batch.admitted}
         for share in batch.requests:
             if share.stroke is Stroke.PREFILL:  # prompts make nobody give way: those who decode came before
-                while giving_way:
-                    self.give_back(giving_way.pop(0))
+                while batch_priority:
+                    self.give_back(batch_priority.pop(0))
             name = share.request_id
             if name in admitted:
                 self.tables[name] = list(self.look_up(name, admitted[name]))
@@ -49,14 +49,14 @@ class NaiveTraceCache:
             end = share.num_computed_tokens + share.num_scheduled_tokens
             missing = -(-end // self.block_size) - len(self.tables[name])
             while self.num_empty + len(self.shelf) < missing:
-                self.give_back(giving_way.pop(0))
+                self.give_back(batch_priority.pop(0))
             for _ in range(missing):
                 if self.num_empty == 0:
                     self.shelf.pop(0)
                     self.evictions[name] += 1
                 self.tables[name].append(None)
-        while giving_way:
-            self.give_back(giving_way.pop(0))
+        while batch_priority:
+            self.give_back(batch_priority.pop(0))
 
     def committed(self, batch: ScheduledBatch, commits: Sequence[Commit]) -> None:
         """What has become full can be found, unless the same can be found already; who ended puts back."""

@@ -19,7 +19,7 @@ from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain
 from twostroke.cli.replay import replay
 from twostroke.cost.calibration import Calibration
-from twostroke.engine.event_sinks import one_history, read_events
+from twostroke.engine.event_sinks import consistent_events, read_events
 from twostroke.errors import CorruptCheckpoint, InvalidParameter, UnreadableEvent
 from twostroke.gguf.container import GGUFFile
 from twostroke.tokenizer.tokenizer import Tokenizer
@@ -157,8 +157,8 @@ def test_a_log_whose_events_contradict_each_other(command: str, sound: Callable[
         commands[command]()
     with (
         pytest.raises(InvalidParameter, match=r"event_log=.*contradict each other \(1-3 is not unique\)"),
-        one_history([path]),
+        consistent_events([path]),
     ):
         raise AssertionError("1-3 is not unique")
-    with pytest.raises(UnreadableEvent), one_history([path]):
+    with pytest.raises(UnreadableEvent), consistent_events([path]):
         raise UnreadableEvent("ours stays as it is")

@@ -146,7 +146,7 @@ class UnlikeLayers(RuleBasedStateMachine):
         if num_rejected:
             self.kv.roll_back(name, sequence.num_tokens)
             sequence.token_ids = sequence.token_ids[: sequence.num_tokens]
-        self.kv.name_blocks(name, self.hashes(sequence.token_ids), sequence.num_tokens)
+        self.kv.cache_blocks(name, self.hashes(sequence.token_ids), sequence.num_tokens)
 
     def slot(self, sequence: Sequence, group_id: int, position: int) -> tuple[int, int]:
         entry, offset = divmod(position, self.layout.tokens_per_block(self.layout.groups[group_id]))

@@ -16,7 +16,7 @@ from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention import TritonAttention
 from twostroke.kernels.cuda.attention_plan import Cut
 from twostroke.kernels.dispatch import operators_for
-from twostroke.kernels.interface import HeadTurn
+from twostroke.kernels.interface import QKNormRope
 from twostroke.kernels.reference.kv_codec import decode, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the interpreter, where NaN are
@@ -30,11 +30,11 @@ SHAPES = {
     "window of one": Shape(window=1),
     "wide window, bf16": Shape(window=66, dtype=torch.bfloat16),
     "f16": Shape(dtype=torch.float16),
-    "capped": Shape(score_cap=1.5, block_size=8, window=37),
+    "capped": Shape(attention_softcap=1.5, block_size=8, window=37),
     "sinks": Shape(has_sinks=True, block_size=8, window=37),
     "slopes": Shape(has_slopes=True),
     "sinks and slopes, bf16": Shape(has_sinks=True, has_slopes=True, dtype=torch.bfloat16, head_dim=64),
-    "capped, bf16": Shape(score_cap=1.5, dtype=torch.bfloat16, head_dim=64),
+    "capped, bf16": Shape(attention_softcap=1.5, dtype=torch.bfloat16, head_dim=64),
     "int8": Shape(kv_format="int8"),
     "int4, small blocks": Shape(kv_format="int4", head_dim=24, block_size=4),
     "int4, bf16, window": Shape(kv_format="int4", dtype=torch.bfloat16, head_dim=80, block_size=32, window=37),
@@ -233,7 +233,7 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has
 
     separate, fused = Pool(shape, [turned.cpu()]), Pool(shape, [qkv])
     separate.step([(0, num_tokens)])
-    fused.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight if has_norm else None, 1e-6, mean))
+    fused.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight if has_norm else None, 1e-6, mean))
     if has_norm:
         torch.testing.assert_close(fused.results()[0], separate.results()[0], **TOLERANCE[shape.dtype])
     else:
@@ -242,14 +242,14 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has
     written = fused.storage.clone()
     fused.done, fused.requests = [0], [qkv[:, : shape.num_heads].clone()]  # a layer that reads what this one wrote
     weight_of_q = weight[: shape.num_heads].contiguous() if has_norm else None
-    fused.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight_of_q, 1e-6))
+    fused.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight_of_q, 1e-6))
     fused.outputs[0], (again,) = fused.outputs[0][:1], fused.outputs[0][1:]
     assert torch.equal(again, fused.results()[0])
     assert torch.equal(fused.storage, written)
     one_by_one = Pool(shape, [qkv])
     for i in range(num_tokens):
         at = slice(i, i + 1)
-        turn = HeadTurn(cos[at].contiguous(), signed_sin[at].contiguous(), weight if has_norm else None, 1e-6, mean)
+        turn = QKNormRope(cos[at].contiguous(), signed_sin[at].contiguous(), weight if has_norm else None, 1e-6, mean)
         one_by_one.step([(0, 1)], turn=turn)
     assert torch.equal(torch.cat([one_by_one.results()[0]]), fused.results()[0])
     assert torch.equal(one_by_one.storage, fused.storage)

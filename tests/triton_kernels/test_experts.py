@@ -90,4 +90,4 @@ def test_quantized_experts_are_multiplied_one_after_the_other() -> None:
     _, down = weights(torch.bfloat16)
     quantized = [quantize_in_groups(numbers(HIDDEN, 64, seed=seed), 32) for seed in range(len(down))]
     packed = cuda.operators().pack_expert_linears(quantized, None)
-    assert isinstance(packed, one_by_one.ExpertLinearsOneByOne)
+    assert isinstance(packed, one_by_one.SequentialExpertLinears)

@@ -15,7 +15,7 @@ from benchmarks.goals import goals_of
 from benchmarks.reproduce.run import RESULTS
 from twostroke.cli.main import app
 from twostroke.measure.report import load
-from twostroke.measure.sweep.run import decodes_of_a_thousand
+from twostroke.measure.sweep.run import decode_steps_per_1k_prompt
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "checklist.md"
@@ -121,7 +121,7 @@ def test_a_result_without_a_goal_is_known_to_have_none() -> None:
 
 
 def test_the_decode_steps_of_a_thousand_tokens_are_those_of_the_sweep() -> None:
-    steps = decodes_of_a_thousand(load(RESULT_FILES / "sweep-smollm2.json").results)
+    steps = decode_steps_per_1k_prompt(load(RESULT_FILES / "sweep-smollm2.json").results)
     assert f"about 7 on a GPU, {steps:.0f} with SmolLM2 on one thread" in PAGE.read_text()
 
 

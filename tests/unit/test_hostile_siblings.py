@@ -176,7 +176,7 @@ def test_a_pattern_that_takes_for_ever_ends(text: str, tmp_path: Path) -> None:
     """`(x+x+)+y` tries every way to cut a run of x in two and more."""
     tokenizer_json(tmp_path, pre_tokenizer={"type": "Sequence", "pretokenizers": [split("(x+x+)+y"), {**BYTES}]})
     tokenizer = Tokenizer.from_folder(tmp_path)
-    ended(lambda: tokenizer.encode_compactly(text))
+    ended(lambda: tokenizer.encode_compact(text))
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from explain_loads import random_load
 from pool_log import PoolLog, died_and_resumed
 from twostroke import event_codec
-from twostroke.api.admission import QueueLimits, RequestCost, refuse_overload
+from twostroke.api.admission import QueueLimits, RequestCost, check_overload
 from twostroke.client.load import EngineLoad, LoadMeter
 from twostroke.event_codec import Unread, pack
 from twostroke.events import EngineLost, Event, RequestArrived
@@ -133,5 +133,5 @@ def test_an_idle_engine_lets_in_what_can_be_at_all(
     num_sequences = data.draw(st.integers(0, limits.max_queued_requests))
     num_tokens = data.draw(st.integers(0, limits.max_queued_tokens))
     cost = RequestCost(num_sequences, num_tokens, limits.max_answer_bytes)
-    cost.check_possible(limits)
-    refuse_overload(load, limits, cost)
+    cost.check_fits_empty_queue(limits)
+    check_overload(load, limits, cost)

@@ -142,7 +142,7 @@ class RequestCost:
     field: str = "prompt"
     """Name of the request's field that sets the number of sequences."""
 
-    def check_possible(self, limits: QueueLimits) -> None:
+    def check_fits_empty_queue(self, limits: QueueLimits) -> None:
         """Refuse a request that would not fit an empty queue.
 
         Raises:
@@ -197,7 +197,7 @@ def predicted_wait_s(load: EngineLoad) -> float:
     return (load.num_running_tokens + num_tokens_ahead) * load.prefill_s_per_token + steps * load.step_s
 
 
-def refuse_overload(load: EngineLoad, limits: QueueLimits, cost: RequestCost, deadline_s: float | None = None) -> None:
+def check_overload(load: EngineLoad, limits: QueueLimits, cost: RequestCost, deadline_s: float | None = None) -> None:
     """Refuse a request that would wait too long or does not fit the queue.
 
     A full queue still accepts a tenant that has less than its share of it, so one tenant's flood does not exclude the
@@ -247,8 +247,8 @@ def _overloaded(reason: str, retry_after_s: float) -> Overloaded:
     return Overloaded(f"the server is overloaded: {reason}.", math.ceil(max(MIN_RETRY_S, retry_after_s)))
 
 
-PATIENCE_HEADER = "x-request-timeout"
-NOTHING_KNOWN = RequestCost()
+TIMEOUT_HEADER = "x-request-timeout"
+UNKNOWN_COST = RequestCost()
 
 
 _LONG_PARAMETERS = ("logit_bias", "allowed_token_ids", "stop_token_ids", "stop", "bad_words")
@@ -298,8 +298,8 @@ class QueueAdmission:
         if self._quotas is not None:
             wait_s = self._quotas.wait_s(tenant, load.num_own_generated, self._engine.now_s())
             if wait_s > 0:
-                raise _quota_used_up(wait_s)
-        refuse_overload(load, self._limits, NOTHING_KNOWN, patience_s)
+                raise _quota_exceeded(wait_s)
+        check_overload(load, self._limits, UNKNOWN_COST, patience_s)
 
     def check_items(self, request: SamplingFields) -> None:
         """Refuse parameters so long that reading them would delay other requests.
@@ -336,18 +336,18 @@ class QueueAdmission:
             Overloaded: the queue is full, or the request would wait too long.
         """
         cost = cost_of(prompts)
-        cost.check_possible(self._limits)
+        cost.check_fits_empty_queue(self._limits)
         if self._has_room(patience_s):
             return
         if background:
             limits = dataclasses.replace(self._limits, max_queue_wait_s=math.inf)
-            refuse_overload(self._engine.load(tenant, background=True), limits, cost, patience_s)
+            check_overload(self._engine.load(tenant, background=True), limits, cost, patience_s)
         else:
-            refuse_overload(self._engine.load(tenant), self._limits, cost, patience_s)
+            check_overload(self._engine.load(tenant), self._limits, cost, patience_s)
         if self._quotas is not None:
             self._quotas.pay(tenant, cost.num_prompt_tokens, self._engine.now_s())
 
-    def longest_wait_s(self, patience_s: float | None, *, background: bool = False) -> float | None:
+    def max_wait_s(self, patience_s: float | None, *, background: bool = False) -> float | None:
         """Return the seconds that a request may wait before it runs; None if there is no limit."""
         if background:
             return patience_s
@@ -376,7 +376,7 @@ def patience_s(headers: Mapping[str, str]) -> float | None:
     Raises:
         InvalidParameter: the header is not a number above 0.
     """
-    given = headers.get(PATIENCE_HEADER)
+    given = headers.get(TIMEOUT_HEADER)
     if given is None:
         return None
     try:
@@ -384,11 +384,11 @@ def patience_s(headers: Mapping[str, str]) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise InvalidParameter(PATIENCE_HEADER, given, "must be a number of seconds above 0")
+        raise InvalidParameter(TIMEOUT_HEADER, given, "must be a number of seconds above 0")
     return seconds
 
 
-def _quota_used_up(wait_s: float) -> HTTPError:
+def _quota_exceeded(wait_s: float) -> HTTPError:
     seconds = max(1, math.ceil(wait_s))
     return HTTPError(
         429,

@@ -41,10 +41,10 @@ _MARK = f"\ue000 {secrets.token_hex(8)}"
 """Placeholder for a value; random, so no client can send a text that contains it."""
 
 
-class RepeatedEvent:
+class EventTemplate:
     """Template of an event that is sent repeatedly with other values; all but the values is encoded once.
 
-    >>> told = RepeatedEvent(lambda text, ids: {"choices": [{"text": text, "finish_reason": None}], "ids": ids}, 2)
+    >>> told = EventTemplate(lambda text, ids: {"choices": [{"text": text, "finish_reason": None}], "ids": ids}, 2)
     >>> told.filled('say "a"', (1, 2))
     b'data: {"choices":[{"text":"say \\\\"a\\\\"","finish_reason":null}],"ids":[1,2]}\\n\\n'
 
@@ -204,8 +204,8 @@ class EventResponse(Response):
             self._send = _nowhere  # drop the reference to this scope
 
     async def _write_on(self, write: Send) -> None:
-        """Write events to the end of the stream. Sleep while `_pass_on` can write outputs immediately."""
-        self._generation.listen(self._wake, self._pass_on)
+        """Write events to the end of the stream. Sleep while `_write_output` can write outputs immediately."""
+        self._generation.listen(self._wake, self._write_output)
         events = b""
         try:
             while True:
@@ -236,7 +236,7 @@ class EventResponse(Response):
         self._has_begun = True
         await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-    def _pass_on(self, number: int, output: RequestOutput) -> bool:
+    def _write_output(self, number: int, output: RequestOutput) -> bool:
         """Write an output immediately, without waking a task, if the connection takes it; otherwise leave it to the
         task.
 
@@ -273,14 +273,14 @@ class EventResponse(Response):
         for position, (number, output) in enumerate(outputs, start=1):
             made = self._call.events(number, output)
             if not isinstance(made, bytes):
-                return partial(self._late_events, events, made, outputs[position:])
+                return partial(self._deferred_events, events, made, outputs[position:])
             events.append(made)
         if self._generation.is_over:
             self._has_all = True
             events.append(self._call.last_events())
         return b"".join(events)
 
-    def _late_events(self, before: list[bytes], late: Later, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+    def _deferred_events(self, before: list[bytes], late: Later, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
         """Make events in order, in a thread. No other part of this answer is written meanwhile."""
         events = [*before, late()]
         rest = self._events_of(outputs)

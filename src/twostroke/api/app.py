@@ -14,7 +14,7 @@ from twostroke.api.answering import json_response
 from twostroke.api.calls import embeddings_router, generate_router, messages_router, responses_router
 from twostroke.api.context import ServerContext
 from twostroke.api.gate import App, RequestGate
-from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for, validation_answer
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, in_api_format, validation_answer
 from twostroke.api.observation import Observation
 from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
@@ -115,5 +115,5 @@ def answer_errors(app: FastAPI) -> None:
 
 
 def _response(request: Request, answer: ErrorAnswer) -> Response:
-    answer = shaped_for(request.url.path, answer)
+    answer = in_api_format(request.url.path, answer)
     return json_response(answer.body, answer.headers, answer.status)

@@ -48,7 +48,7 @@ class BatchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class BadLine:
+class InvalidLine:
     """Line that is not a request, or repeats an earlier custom_id."""
 
     line: int
@@ -57,7 +57,7 @@ class BadLine:
     message: str
 
 
-def read_requests(path: Path, urls: frozenset[str]) -> Iterator[BatchRequest | BadLine]:
+def read_requests(path: Path, urls: frozenset[str]) -> Iterator[BatchRequest | InvalidLine]:
     """Yield the requests and invalid lines of a file one at a time; empty lines are skipped.
 
     Args:
@@ -70,7 +70,7 @@ def read_requests(path: Path, urls: frozenset[str]) -> Iterator[BatchRequest | B
     seen: set[bytes] = set()
     for number, content in _lines(path):
         if content is None:
-            yield BadLine(number, None, "line_too_long", f"the line has more than {MAX_LINE_BYTES:,} bytes.")
+            yield InvalidLine(number, None, "line_too_long", f"the line has more than {MAX_LINE_BYTES:,} bytes.")
             continue
         found = _request(number, content, urls)
         if found is None:
@@ -79,7 +79,7 @@ def read_requests(path: Path, urls: frozenset[str]) -> Iterator[BatchRequest | B
             name = digest(found.custom_id)
             if name in seen:
                 told = f"the custom_id {found.custom_id!r} was used in an earlier line; it must be unique."
-                found = BadLine(number, found.custom_id, "duplicate_custom_id", told)
+                found = InvalidLine(number, found.custom_id, "duplicate_custom_id", told)
             seen.add(name)
         yield found
 
@@ -130,9 +130,9 @@ class ResultsFile:
             self._file.close()
             raise
 
-    def has(self, found: BatchRequest | BadLine) -> bool:
+    def has(self, found: BatchRequest | InvalidLine) -> bool:
         """Return whether there is already a result for this line."""
-        if isinstance(found, BadLine):
+        if isinstance(found, InvalidLine):
             return found.line in self._bad_lines
         return digest(found.custom_id) in self._done
 
@@ -141,7 +141,7 @@ class ResultsFile:
         name = uuid.uuid4().hex
         self._append(name, request.custom_id, {"status_code": status, "request_id": f"req_{name}", "body": body}, None)
 
-    def add_error(self, found: BadLine) -> None:
+    def add_error(self, found: InvalidLine) -> None:
         """Append the error of an invalid line."""
         error = {"code": found.code, "message": found.message, "param": None, "line": found.line}
         self._append(uuid.uuid4().hex, found.custom_id, None, error)
@@ -207,23 +207,23 @@ class _Result(msgspec.Struct):
     error: _Error | None = None
 
 
-def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest | BadLine | None:
+def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest | InvalidLine | None:
     """Return the request or error of a line; None if it is empty."""
     if not content.strip():
         return None
     try:
         fields = _fields(content)
     except (ValueError, RecursionError, msgspec.DecodeError) as error:
-        return BadLine(number, None, "invalid_json_line", f"the line is not valid JSON ({error}).")
+        return InvalidLine(number, None, "invalid_json_line", f"the line is not valid JSON ({error}).")
     if fields is None:
-        return BadLine(number, None, "invalid_json_line", "the line is not a JSON object.")
+        return InvalidLine(number, None, "invalid_json_line", "the line is not a JSON object.")
     custom_id, url, body = fields.get("custom_id"), fields.get("url"), fields.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARS:
         told = f"custom_id must be a string of 1 to {MAX_ID_CHARS} characters."
-        return BadLine(number, None, "missing_required_parameter", told)
+        return InvalidLine(number, None, "missing_required_parameter", told)
     if any(0xD800 <= ord(char) < 0xE000 for char in custom_id):
         told = "custom_id has a lone surrogate, which cannot be written to the results."
-        return BadLine(number, None, "invalid_request", told)
+        return InvalidLine(number, None, "invalid_request", told)
     problem = ""
     if fields.get("method") != "POST":
         problem = f"method must be POST; it is {shown(fields.get('method'))}."
@@ -232,7 +232,7 @@ def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest 
     elif not isinstance(body, (dict, bytes)):
         problem = f"body must be an object; it is {shown(body)}."
     if problem:
-        return BadLine(number, custom_id, "invalid_request", problem)
+        return InvalidLine(number, custom_id, "invalid_request", problem)
     return BatchRequest(number, custom_id, cast(str, url), cast("dict[str, Any] | bytes", body))
 
 

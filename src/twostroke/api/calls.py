@@ -15,14 +15,14 @@ from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
 from twostroke.api.conversation import Words, in_words
 from twostroke.api.embeddings import Embeddings
-from twostroke.api.generation import amount_of, beside_the_loop
-from twostroke.api.messages import MessageCall, chat_of_messages
+from twostroke.api.generation import input_size, run_in_thread_if_large
+from twostroke.api.messages import MessageCall, chat_from_messages
 from twostroke.api.openapi import EVENTS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest, SamplingFields
-from twostroke.api.responses import ResponseCall, chat_of_response
+from twostroke.api.responses import ResponseCall, chat_from_response
 from twostroke.api.routing import BodyRoute
 from twostroke.config.server import ServerConfig
 
@@ -95,8 +95,8 @@ def generate_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions", responses=EVENTS)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        headers, call = await beside_the_loop(
-            lambda: (context.check_fields(body), chat(context, body)), amount_of(body)
+        headers, call = await run_in_thread_if_large(
+            lambda: (context.check_fields(body), chat(context, body)), input_size(body)
         )
         caller = context.caller(request, "chat", body)
         return await respond(call, request, caller, streams=bool(body.stream), headers=headers)
@@ -110,7 +110,7 @@ def messages_router(context: ServerContext) -> APIRouter:
 
     def begun(body: CountTokensRequest) -> tuple[Headers, MessageCall]:
         """Return headers for the response, and the call."""
-        asked = chat_of_messages(body)
+        asked = chat_from_messages(body)
         headers = context.check_fields(body, asked)
         request = checked(context, asked, MessageCall.words)
         return headers, MessageCall(context.engine, request, context.dialect, context.head("msg", body.model))
@@ -118,14 +118,14 @@ def messages_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/messages", responses=EVENTS)
     async def messages(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
-        headers, call = await beside_the_loop(lambda: begun(body), amount_of(body))
+        headers, call = await run_in_thread_if_large(lambda: begun(body), input_size(body))
         caller, streams = context.caller(request, "chat", call.request), bool(body.stream)
         return await respond(call, request, caller, streams=streams, headers=headers, on_error=call.failure)
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> Response:
         """Count the prompt tokens that a message would have."""
-        headers, counted = await beside_the_loop(lambda: begun(body), amount_of(body))
+        headers, counted = await run_in_thread_if_large(lambda: begun(body), input_size(body))
         return json_response({"input_tokens": await counted.count_tokens()}, headers)
 
     return router
@@ -137,7 +137,7 @@ def responses_router(context: ServerContext) -> APIRouter:
 
     def begun(body: ResponsesRequest) -> tuple[Headers, ChatRequest, ResponseCall]:
         """Return headers for the response, the equivalent chat, and the call."""
-        asked = chat_of_response(body)
+        asked = chat_from_response(body)
         headers = context.check_fields(body, asked)
         request, head = checked(context, asked, ResponseCall.words), context.head("resp", body.model)
         return headers, asked, ResponseCall(context.engine, request, context.dialect, head, body)
@@ -145,7 +145,7 @@ def responses_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/responses", responses=EVENTS)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation that is sent in full; nothing is stored."""
-        headers, asked, call = await beside_the_loop(lambda: begun(body), amount_of(body))
+        headers, asked, call = await run_in_thread_if_large(lambda: begun(body), input_size(body))
         caller, streams = context.caller(request, "chat", asked), bool(body.stream)
         return await respond(call, request, caller, streams=streams, headers=headers, on_error=call.failure)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from twostroke.api.answering import DONE, Later, RepeatedEvent, event
-from twostroke.api.conversation import ChoiceText, Conversation
+from twostroke.api.answering import DONE, EventTemplate, Later, event
+from twostroke.api.conversation import ChoiceReader, Conversation
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import AnswerHead
 from twostroke.api.logprobs import as_written, chat_logprobs, prompt_logprobs, takes_long
-from twostroke.api.parsers.json_text import is_whole_value
+from twostroke.api.parsers.json_text import is_complete_value
 from twostroke.api.parsers.output import (
     ContentDelta,
     Delta,
@@ -44,7 +44,7 @@ class ChatChoice:
         names_tool: whether the client named the tool to call; the finish reason is then not "tool_calls".
     """
 
-    def __init__(self, text: ChoiceText, *, prefix: str, shows_reasoning: bool, names_tool: bool) -> None:
+    def __init__(self, text: ChoiceReader, *, prefix: str, shows_reasoning: bool, names_tool: bool) -> None:
         self._text = text
         self._prefix = prefix
         self._shows_reasoning = shows_reasoning
@@ -63,7 +63,7 @@ class ChatChoice:
         parsed = join_deltas(self._text.read(part))
         self._has_calls = bool(parsed.tool_calls)
         # an incomplete call is reported only with finish reason "length"
-        calls = [call for call in parsed.tool_calls if is_cut or is_whole_value(call.arguments)]
+        calls = [call for call in parsed.tool_calls if is_cut or is_complete_value(call.arguments)]
         content = self._prefix + parsed.content
         message: Object = {
             "role": "assistant",
@@ -137,12 +137,12 @@ class Chat(Conversation):
         self._chunk_head: Object = {**self._head, "object": "chat.completion.chunk"}
         options = request.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
-        self._says_usage_along = options is not None and options.says_usage_along
-        says_more = self._says_usage_along or request.logprobs or request.return_token_ids
+        self._has_usage_in_chunks = options is not None and options.says_usage_along
+        says_more = self._has_usage_in_chunks or request.logprobs or request.return_token_ids
         self._is_regular = not says_more
         """Whether chunks differ by their deltas alone."""
         self._has_logprobs = bool(request.logprobs) or request.prompt_logprobs is not None
-        self._repeated: dict[int, RepeatedEvent] = {}
+        self._repeated: dict[int, EventTemplate] = {}
         self._has_begun = False
         self._prompt_logprobs: list[msgspec.Raw | None] | None = None
         """Log-probabilities of the prompt. A stream sends them with its first chunk, even if that has no text."""
@@ -156,7 +156,7 @@ class Chat(Conversation):
         return self._whole(output)
 
     def _whole(self, output: RequestOutput) -> Object:
-        self._hear_prompt(output)
+        self._store_prompt_logprobs(output)
         choices: list[Object] = []
         for part in output.outputs:
             choice = self._choice(part.index)
@@ -182,7 +182,7 @@ class Chat(Conversation):
     def _events_now(self, number: int, output: RequestOutput) -> bytes:
         if self._wants_usage:  # otherwise usage is not reported
             self.usage.add(number, output)
-        self._hear_prompt(output)
+        self._store_prompt_logprobs(output)
         events = b""
         for part in output.outputs:
             events += self._events_of(part, output)
@@ -201,13 +201,13 @@ class Chat(Conversation):
     def _event(self, piece: Object, output: RequestOutput) -> bytes:
         chunk: Object = {**self._chunk_head, "choices": [piece]}
         if self._wants_usage:
-            chunk["usage"] = self._usage_now() if self._says_usage_along else None
+            chunk["usage"] = self._usage_now() if self._has_usage_in_chunks else None
         if not self._has_begun:
             self._has_begun = True
             self._add_prompt(chunk, output)
         return event(chunk)
 
-    def _content_event(self, part: CompletionOutput) -> RepeatedEvent:
+    def _content_event(self, part: CompletionOutput) -> EventTemplate:
         """Return the template of the most frequent event: more content and nothing else."""
         usage = {"usage": None} if self._wants_usage else {}
 
@@ -215,7 +215,7 @@ class Chat(Conversation):
             (piece,) = self._pieces([{"content": content}], part)
             return {**self._chunk_head, "choices": [piece], **usage}
 
-        return RepeatedEvent(body)
+        return EventTemplate(body)
 
     def last_events(self) -> bytes:
         if not self._wants_usage:
@@ -238,7 +238,7 @@ class Chat(Conversation):
     def _choice(self, index: int) -> ChatChoice:
         if index not in self._choices:
             self._choices[index] = ChatChoice(
-                self.choice_text(),
+                self.choice_reader(),
                 prefix=self.said if self.request.echo else "",  # the message that is continued
                 shows_reasoning=self.request.include_reasoning is not False,
                 names_tool=isinstance(self.tools.choice, NamedTool),
@@ -269,7 +269,7 @@ class Chat(Conversation):
             as_token_ids=bool(self.request.return_tokens_as_token_ids),
         )
 
-    def _hear_prompt(self, output: RequestOutput) -> None:
+    def _store_prompt_logprobs(self, output: RequestOutput) -> None:
         if output.prompt_logprobs is not None and self.request.prompt_logprobs is not None:
             self._prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
 

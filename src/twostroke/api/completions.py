@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from twostroke.api.answering import DONE, Later, RepeatedEvent, event
+from twostroke.api.answering import DONE, EventTemplate, Later, event
 from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import (
     AnswerHead,
     Caller,
     Opened,
     UsageCount,
-    amount_of,
     check_stream_options,
-    off_the_loop,
+    input_size,
     prompts_of,
+    run_in_thread_if_long,
     shared_params,
 )
 from twostroke.api.logprobs import CompletionLogprobs, as_written, prompt_logprobs, takes_long
@@ -59,7 +59,7 @@ class Completion(Opened):
         self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         self._leaves_out_tokens = request.max_tokens == 0
         options = request.stream_options
-        self._says_usage_along = options is not None and options.says_usage_along
+        self._has_usage_in_chunks = options is not None and options.says_usage_along
         self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
         """Usage fields of every event but the last."""
 
@@ -80,8 +80,8 @@ class Completion(Opened):
         def prepare() -> list[PromptInput]:
             return [self.engine.inputs.process(prompt, params, request) for prompt in given]
 
-        prompts = await off_the_loop(
-            prepare, amount_of(given, request.bad_words), compiles=params.structured_outputs is not None
+        prompts = await run_in_thread_if_long(
+            prepare, input_size(given, request.bad_words), compiles=params.structured_outputs is not None
         )
         self._begin(request, prompts, caller, streams=bool(request.stream))
 
@@ -120,7 +120,7 @@ class Completion(Opened):
             _leave_out_tokens(output)
         if self._no_usage:  # otherwise usage is not reported
             self._usage.add(number, output)
-        usage = {"usage": self._usage.as_json()} if self._says_usage_along else self._no_usage
+        usage = {"usage": self._usage.as_json()} if self._has_usage_in_chunks else self._no_usage
         events = b""
         for part in output.outputs:
             events += self._writer(number, part.index).event(output, part, usage)
@@ -181,7 +181,7 @@ class _ChoiceWriter:
         self._is_regular = request.logprobs is None and not (options is not None and options.says_usage_along)
         """Whether chunks differ by their texts and token ids alone."""
         self._has_token_ids = bool(request.return_token_ids)
-        self._repeated: RepeatedEvent | None = None
+        self._repeated: EventTemplate | None = None
 
     def event(self, output: RequestOutput, part: CompletionOutput, usage: Object) -> bytes:
         """Return a chunk of a stream."""
@@ -196,7 +196,7 @@ class _ChoiceWriter:
                 ids = {"token_ids": token_ids[0]} if token_ids else {}
                 return {**head, "choices": [{**choice, "text": text, **ids}], **usage}
 
-            self._repeated = RepeatedEvent(body, 2 if self._has_token_ids else 1)
+            self._repeated = EventTemplate(body, 2 if self._has_token_ids else 1)
         return event({**head, "choices": [choice], **usage})
 
     def choice(self, output: RequestOutput, part: CompletionOutput) -> Object:

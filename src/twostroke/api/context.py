@@ -143,10 +143,10 @@ class ServerContext:
         asked = request if isinstance(request, ChatRequest) else chat
         unseen: Mapping[str, str] = {}
         if asked is not None and (asked.tools or any(message.get("tool_calls") for message in asked.messages)):
-            unseen = self._check_unseen(request, asked)
-        return {**self._told_unknown(unknown), **unseen} if unknown else unseen
+            unseen = self._unseen_parts_header(request, asked)
+        return {**self._unknown_fields_header(unknown), **unseen} if unknown else unseen
 
-    def _told_unknown(self, unknown: Sequence[str]) -> Mapping[str, str]:
+    def _unknown_fields_header(self, unknown: Sequence[str]) -> Mapping[str, str]:
         """Return a header that names the unknown fields."""
         if len(unknown) > MAX_UNKNOWN:
             message = f"more than {MAX_UNKNOWN} fields of the request are unknown, such as {unknown[0][:64]!r}."
@@ -160,7 +160,7 @@ class ServerContext:
         log.warning("ignored unknown fields of a request: %s", names)
         return {"x-ignored-params": names}
 
-    def _check_unseen(self, request: WireObject, asked: ChatRequest) -> Mapping[str, str]:
+    def _unseen_parts_header(self, request: WireObject, asked: ChatRequest) -> Mapping[str, str]:
         """Return a header that names the parts of a conversation that the chat template does not render.
 
         Unrendered tools are still used if a forced call or a structured output makes the model write a call. Calls of
@@ -176,12 +176,12 @@ class ServerContext:
                 "them, or without --strict."
             )
             raise HTTPError(400, f"{message} {remedy}", code="unseen_field", param="tools")
-        calls, texts = _TURNS_IN[type(request)]
+        calls, texts = _CALL_PATHS[type(request)]
         paths = {TOOLS: "tools", CALLS: calls, CALL_TEXTS: texts}
         return {"x-unseen-params": ", ".join(paths[name] for name in unseen)} if unseen else {}
 
 
-_TURNS_IN: Mapping[type[WireObject], tuple[str, str]] = {
+_CALL_PATHS: Mapping[type[WireObject], tuple[str, str]] = {
     ChatRequest: ("messages.tool_calls", "messages.content"),
     CountTokensRequest: ("messages.content.tool_use", "messages.content.text"),
     MessagesRequest: ("messages.content.tool_use", "messages.content.text"),

@@ -1,8 +1,8 @@
 """Conversation that runs through the engine, the same for all APIs; subclasses write the answer.
 
     /v1/chat/completions ──────────────────┐                              ┌─► chat.py
-    /v1/messages  ─► chat_of_messages() ───┼─► ChatRequest ─► Conversation ├─► messages.py
-    /v1/responses ─► chat_of_response() ───┘                              └─► responses.py
+    /v1/messages  ─► chat_from_messages() ───┼─► ChatRequest ─► Conversation ├─► messages.py
+    /v1/responses ─► chat_from_response() ───┘                              └─► responses.py
 
 Errors about a parameter use the client's name of it.
 """
@@ -20,20 +20,20 @@ from twostroke.api.generation import (
     Caller,
     Opened,
     UsageCount,
-    amount_of,
-    beside_the_loop,
     check_stream_options,
-    off_the_loop,
+    input_size,
+    run_in_thread_if_large,
+    run_in_thread_if_long,
     shared_params,
 )
-from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser, make_parser
-from twostroke.api.parsers.output import ContentDelta, Delta, HearContent
+from twostroke.api.parsers.chat_parser import ChatParser, ContentStopFinder, make_parser
+from twostroke.api.parsers.output import ContentDelta, Delta, OnContent
 from twostroke.api.parsers.tool_choice import NO_TOOLS
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import as_sent, tier_of
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.engine_client import EngineClient
-from twostroke.client.input_processor import AnswerForm, PromptInput
+from twostroke.client.input_processor import ParserSettings, PromptInput
 from twostroke.errors import InvalidParameter
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.request import FinishReason
@@ -63,7 +63,7 @@ def in_words(words: Words) -> Generator[None]:
         raise InvalidParameter(words[error.name], error.value, error.limit, error.remedy) from error
 
 
-CHAT_WORDS: Words = MappingProxyType({"logprobs": "top_logprobs"})
+CHAT_PARAMETER_NAMES: Words = MappingProxyType({"logprobs": "top_logprobs"})
 """Names in a chat itself: `logprobs` is a flag there, and `top_logprobs` the number."""
 
 
@@ -71,7 +71,7 @@ PROMPT_TAIL_TOKENS = 16
 """Tokens at the prompt's end from which the parser sees whether the template has opened the reasoning."""
 
 
-class PlainText:
+class ContentReader:
     """Reader of a choice that is content only; nothing is parsed."""
 
     num_reasoning_tokens: int = 0
@@ -82,7 +82,7 @@ class PlainText:
         return [ContentDelta(part.text)] if part.text else []
 
 
-class ParsedText:
+class ParsingReader:
     """Reader of a choice in which the model may reason or call tools.
 
     Args:
@@ -112,7 +112,7 @@ class ParsedText:
         return found
 
 
-ChoiceText = PlainText | ParsedText
+ChoiceReader = ContentReader | ParsingReader
 
 
 class Conversation(Opened):
@@ -125,7 +125,7 @@ class Conversation(Opened):
         head: head of the answer.
     """
 
-    words: ClassVar[Words] = CHAT_WORDS
+    words: ClassVar[Words] = CHAT_PARAMETER_NAMES
     """The client's names of parameters, if they differ."""
 
     def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
@@ -149,18 +149,18 @@ class Conversation(Opened):
         """Check everything and queue the conversation; raise what Completion.open raises."""
         request = self.request
         with in_words(self.words):
-            params = await beside_the_loop(self._checked_params, self._amount())
+            params = await run_in_thread_if_large(self._checked_params, self._amount())
             prompt = await self._prepared(params)
         if request.continue_final_message:
             self.said = text_of(request.messages[-1])
-        if not self._is_plain:
-            self._look_at_end(prompt)
+        if not self._is_content_only:
+            self._store_prompt_end(prompt)
         self._begin(request, [prompt], caller, streams=bool(request.stream))
 
     async def count_tokens(self) -> int:
         """Return the number of prompt tokens. Everything is checked as in `open`, and nothing runs."""
         with in_words(self.words):
-            await beside_the_loop(self._checked_params, self._amount())
+            await run_in_thread_if_large(self._checked_params, self._amount())
         inputs = self.engine.inputs
         frames = bool(self.request.add_special_tokens)
 
@@ -168,7 +168,7 @@ class Conversation(Opened):
             text = inputs.render_chat(self._chat())
             return len(inputs.encode(text, add_special_tokens=frames))
 
-        return await off_the_loop(count, self._amount(), renders=True)
+        return await run_in_thread_if_long(count, self._amount(), renders=True)
 
     async def whole(self) -> RequestOutput:
         """Return the whole output; raise what AnswerGeneration.whole raises."""
@@ -176,19 +176,19 @@ class Conversation(Opened):
         self.usage.add(0, output)
         return output
 
-    def choice_text(self) -> ChoiceText:
+    def choice_reader(self) -> ChoiceReader:
         """Return a reader of one choice."""
-        if self._is_plain:
-            return PlainText()
+        if self._is_content_only:
+            return ContentReader()
         skips = self.request.skip_special_tokens is not False
-        return ParsedText(self._parser(), TokenTexts(self.engine.tokenizer, skips, self._shown_token_ids))
+        return ParsingReader(self._parser(), TokenTexts(self.engine.tokenizer, skips, self._shown_token_ids))
 
     @property
-    def _is_plain(self) -> bool:
+    def _is_content_only(self) -> bool:
         """Whether the text of a choice is content only."""
         return self._dialect.reasoning_parser is None and self.tools.choice == "none"
 
-    def _look_at_end(self, prompt: PromptInput) -> None:
+    def _store_prompt_end(self, prompt: PromptInput) -> None:
         """Store what parsers need from the prompt."""
         self._shown_token_ids = prompt.shown_token_ids
         tail = prompt.prompt_token_ids[-PROMPT_TAIL_TOKENS:]
@@ -196,7 +196,7 @@ class Conversation(Opened):
         if self.request.continue_final_message:
             self._prompt_tail = prompt.prompt_text or self._prompt_tail
 
-    def _parser(self, hear_content: HearContent | None = None) -> ChatParser:
+    def _parser(self, on_content: OnContent | None = None) -> ChatParser:
         """Return a parser for one choice.
 
         With a structured output only text that the form itself marks as reasoning is reasoning.
@@ -207,8 +207,8 @@ class Conversation(Opened):
             self.tools,
             prompt=self._prompt_tail if self._form is None else None,
             said=self.said,
-            calls_come_first=self._form is not None and self._form_is_of_answer,
-            hear_content=hear_content,
+            calls_come_first=self._form is not None and self._form_allows_calls,
+            on_content=on_content,
         )
 
     def _checked_params(self) -> SamplingParams:
@@ -225,7 +225,7 @@ class Conversation(Opened):
     async def _prepared(self, params: SamplingParams) -> PromptInput:
         form = self._form
         with contextlib.nullcontext() if form is None else form.asker.named():
-            return await off_the_loop(
+            return await run_in_thread_if_long(
                 lambda: self._prompt(params), self._amount(), compiles=form is not None, renders=True
             )
 
@@ -233,7 +233,7 @@ class Conversation(Opened):
         """Return the amount of input to check, render and tokenize."""
         request = self.request
         given = (request.messages, request.tools, request.documents, request.chat_template_kwargs)
-        return amount_of(*given, request.bad_words, request.response_format)
+        return input_size(*given, request.bad_words, request.response_format)
 
     def _prompt(self, params: SamplingParams) -> PromptInput:
         """Return the conversation as checked tokens."""
@@ -241,20 +241,20 @@ class Conversation(Opened):
             self._chat(),
             params,
             self.request,
-            answer=None if self._is_plain else self._answer_form(),
+            answer=None if self._is_content_only else self._answer_form(),
         )
 
-    def _answer_form(self) -> AnswerForm:
+    def _answer_form(self) -> ParserSettings:
         """Return the parser's demands on the text; stop strings are searched in content only."""
-        return AnswerForm(
+        return ParserSettings(
             shown_tokens=self._parser().markup,
             end_tokens=self._dialect.turn_ends,
-            find_stops=lambda stops: AnswerStops(stops, self._parser),
-            calls=self._dialect.calls(self.tools) if self._form_is_of_answer else None,
+            find_stops=lambda stops: ContentStopFinder(stops, self._parser),
+            calls=self._dialect.calls(self.tools) if self._form_allows_calls else None,
         )
 
     @property
-    def _form_is_of_answer(self) -> bool:
+    def _form_allows_calls(self) -> bool:
         """Whether calls are allowed beside the form: true for JSON; other forms describe the whole output."""
         given = self.request.structured_outputs
         return given is None or given.json_ is not None or bool(given.json_object)

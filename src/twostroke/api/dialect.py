@@ -7,13 +7,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from twostroke.api.parsers.chat_parser import REASONING_FAMILIES, make_parser
-from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls, required_call
+from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, optional_call_syntax, required_call_syntax
 from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool, ToolChoice, checked_tool_choice
 from twostroke.api.protocol.chat import ChatNamedTool, ChatRequest, ResponseFormat
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls, RequiredCall
+from twostroke.grammar.backend import FreeCalls, RequiredCallSyntax
 from twostroke.sampling_params import StructuredOutputs
 
 
@@ -54,7 +54,7 @@ class Dialect:
         reasoning = REASONING_FAMILIES.get(self.reasoning_parser or "")
         return reasoning.turn_ends if reasoning is not None else ()
 
-    def calls(self, tools: ChatTools) -> FreeCalls | RequiredCall | None:
+    def calls(self, tools: ChatTools) -> FreeCalls | RequiredCallSyntax | None:
         """Return the syntax of the calls that are allowed beside a form, or of the required one; None for JSON or no
         call.
 
@@ -65,8 +65,8 @@ class Dialect:
             return None
         family = TOOL_CALL_FAMILIES[self.tool_call_parser]
         if tools.choice == "auto":
-            return free_calls(family, [tool.name for tool in tools.tools])
-        return required_call(family, tools.required)
+            return optional_call_syntax(family, [tool.name for tool in tools.tools])
+        return required_call_syntax(family, tools.required)
 
     def tools_of(self, request: ChatRequest) -> ChatTools:
         """Return the tools of a chat.
@@ -104,7 +104,7 @@ def check_parsers(config: ServerConfig) -> None:
     Dialect(config.tool_call_parser, config.reasoning_parser)
 
 
-OWN_FIELD = "structured_outputs"
+STRUCTURED_OUTPUTS_FIELD = "structured_outputs"
 """Name of the request field whose meaning is the engine's own parameter."""
 
 
@@ -126,7 +126,7 @@ class Asker:
         try:
             yield
         except InvalidParameter as error:
-            if self.field == OWN_FIELD or not error.name.startswith(OWN_FIELD):
+            if self.field == STRUCTURED_OUTPUTS_FIELD or not error.name.startswith(STRUCTURED_OUTPUTS_FIELD):
                 raise
             raise InvalidParameter(self.field, self.told or error.value, error.limit, error.remedy) from error
 
@@ -156,7 +156,7 @@ def form_of(
     """
     found: list[Form] = []
     if field is not None:
-        found.append(Form(structured_outputs(field), Asker(OWN_FIELD)))
+        found.append(Form(structured_outputs(field), Asker(STRUCTURED_OUTPUTS_FIELD)))
     schema = tools.schema
     if schema is not None:
         asker = Asker("tools", ", ".join(tool.name for tool in tools.tools))

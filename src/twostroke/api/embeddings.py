@@ -16,9 +16,9 @@ from twostroke.api.generation import (
     AnswerHead,
     Caller,
     Opened,
-    amount_of,
-    off_the_loop,
+    input_size,
     prompts_of,
+    run_in_thread_if_long,
 )
 from twostroke.api.protocol.sampling import EmbeddingRequest
 from twostroke.client.engine_client import EngineClient
@@ -54,7 +54,7 @@ class Embeddings(Opened):
         def prepare() -> list[PromptInput]:
             return [self.engine.inputs.process_embedding(prompt, request) for prompt in given]
 
-        inputs = await off_the_loop(prepare, amount_of(given))
+        inputs = await run_in_thread_if_long(prepare, input_size(given))
         self._begin(request, inputs, caller, streams=False)
 
     async def answer(self) -> Object:

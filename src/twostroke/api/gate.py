@@ -33,9 +33,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from twostroke.api.admission import QueueAdmission, patience_s
 from twostroke.api.answering import SERVER_SEND, WRITE_NOW, Message, Receive, Send
 from twostroke.api.bodies import BodyReader, check_media_type, decoded
-from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, shaped_for
+from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, in_api_format
 from twostroke.api.keys import Keys
-from twostroke.api.observation import AnswerCounts
+from twostroke.api.observation import ResponseCounts
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter, TwostrokeError, shown
 
@@ -94,12 +94,12 @@ def check_origin(headers: Mapping[str, str], what: str) -> None:
     Raises:
         HTTPError: 403, names the origin.
     """
-    if _is_foreign(headers):
+    if _is_cross_origin(headers):
         message = f"{what} is not allowed for pages of {shown(headers['origin'])[1:-1]}."
         raise HTTPError(403, message, kind="permission_error", code="forbidden")
 
 
-def check_change(headers: Mapping[str, str], cors_origins: Collection[str]) -> None:
+def check_state_change(headers: Mapping[str, str], cors_origins: Collection[str]) -> None:
     """Refuse a request that may change something, if a page of another origin can have caused it.
 
     Args:
@@ -117,7 +117,7 @@ def check_change(headers: Mapping[str, str], cors_origins: Collection[str]) -> N
         check_origin({} if may_call else headers, "changing anything")
 
 
-def _is_foreign(headers: Mapping[str, str]) -> bool:
+def _is_cross_origin(headers: Mapping[str, str]) -> bool:
     origin = headers.get("origin")
     if origin is None:
         return False
@@ -161,7 +161,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._is_taken = False
+        self._has_passed = False
         """Whether a request has passed in the present iteration."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -169,8 +169,8 @@ class Turns:
         """Return in the present iteration if no request has passed in it, otherwise in a later one, in order of
         arrival."""
         loop = asyncio.get_running_loop()
-        if not self._is_taken:
-            self._is_taken = True
+        if not self._has_passed:
+            self._has_passed = True
             loop.call_soon(self._next)
             return
         mine = loop.create_future()
@@ -184,7 +184,7 @@ class Turns:
                 first.set_result(None)
                 asyncio.get_running_loop().call_soon(self._next)
                 return
-        self._is_taken = False
+        self._has_passed = False
 
 
 App = Callable[[Message, Receive, Send], Any]
@@ -230,7 +230,7 @@ class RequestGate:
         config: ServerConfig,
         now_s: Callable[[], float],
         admission: QueueAdmission,
-        answers: AnswerCounts,
+        answers: ResponseCounts,
         known_route: Callable[[Message], str] = lambda _: "other",
     ) -> None:
         self._app = app
@@ -292,7 +292,7 @@ class RequestGate:
             self._hosts.check(headers.get("host", ""))
             state["tenant"] = self._check_key(scope, headers)
             if scope["method"] not in SAFE_METHODS:
-                check_change(headers, self._cors_origins)
+                check_state_change(headers, self._cors_origins)
             if scope["path"] in GENERATING_PATHS and scope["method"] == "POST":
                 # before its body is read, so that refusing costs almost nothing under overload
                 self._admission.check(state["tenant"], patience_s(headers))
@@ -302,7 +302,7 @@ class RequestGate:
                 read = decoded(read, headers, self._max_body_bytes)
             replay = _replay(await self._bodies.read(headers, read), receive)  # keeps no reference to the body
         except (HTTPError, TwostrokeError) as error:
-            answer = shaped_for(scope["path"], error_body(error))
+            answer = in_api_format(scope["path"], error_body(error))
             if "expect" in headers and not is_awaited:
                 # the client may or may not send its body, so the start of the next request is unknown
                 answer.headers["connection"] = "close"

@@ -18,7 +18,7 @@ from twostroke.client.engine_client import EngineClient, OutputStream
 from twostroke.client.input_processor import Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
-from twostroke.engine.garbage import give_back_what_is_free
+from twostroke.engine.garbage import trim_heap
 from twostroke.errors import EngineError, InvalidParameter, InvalidPrompt
 from twostroke.outputs import NumericDrift, RequestOutput, merged_drift
 from twostroke.request import FinishReason
@@ -58,29 +58,29 @@ class AnswerHead:
     """Creation time in whole seconds since 1970."""
 
 
-LARGE_AMOUNT = 1 << 16
-"""Values in a request, counted by amount_of. Checking so many takes about 10 ms."""
+LARGE_INPUT = 1 << 16
+"""Values in a request, counted by input_size. Checking so many takes about 10 ms."""
 HUGE_LENGTH = 1 << 18
 """Length of a prompt whose preparation takes seconds, and memory that is worth returning to the system."""
-_PATIENT = ThreadPoolExecutor(1, thread_name_prefix="twostroke-long-text")
+_HUGE_TEXT_THREAD = ThreadPoolExecutor(1, thread_name_prefix="twostroke-long-text")
 """Single thread for huge texts. With some tokenizers each takes 200 bytes of memory a character, and the threads of
 other work are few."""
-_COMPILERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
+_GRAMMAR_THREADS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-grammar")
 """Threads that wait for trial compilations of grammars; they limit the number of child processes."""
 
 
-_RENDERERS = ThreadPoolExecutor(8, thread_name_prefix="twostroke-chat")
+_TEMPLATE_THREADS = ThreadPoolExecutor(8, thread_name_prefix="twostroke-chat")
 """Threads that wait for chat templates; a slow template does not occupy the threads of other work."""
 
 
-async def off_the_loop(
+async def run_in_thread_if_long(
     work: Callable[[], Result], length: int, *, renders: bool = False, compiles: bool = False
 ) -> Result:
     """Return the result of `work`. Short texts are processed on the event loop, long ones in a thread.
 
     Args:
         work: the function to run.
-        length: characters and token ids; see amount_of for values that are not text.
+        length: characters and token ids; see input_size for values that are not text.
         renders: whether a chat template runs, in a process that takes up to a second for a hostile template.
         compiles: whether a grammar is compiled, which takes a child process and up to half a second.
     """
@@ -88,16 +88,18 @@ async def off_the_loop(
         return work()
     loop = asyncio.get_running_loop()
     if compiles or length <= HUGE_LENGTH:
-        return await loop.run_in_executor(_COMPILERS if compiles else _RENDERERS if renders else None, work)
+        return await loop.run_in_executor(
+            _GRAMMAR_THREADS if compiles else _TEMPLATE_THREADS if renders else None, work
+        )
     try:
-        return await loop.run_in_executor(_PATIENT, work)
+        return await loop.run_in_executor(_HUGE_TEXT_THREAD, work)
     finally:
-        await loop.run_in_executor(_PATIENT, give_back_what_is_free)
+        await loop.run_in_executor(_HUGE_TEXT_THREAD, trim_heap)
 
 
-async def beside_the_loop(work: Callable[[], Result], amount: int) -> Result:
+async def run_in_thread_if_large(work: Callable[[], Result], amount: int) -> Result:
     """Return the result of `work`. Small requests are processed on the event loop, large ones in a thread."""
-    return work() if amount <= LARGE_AMOUNT else await asyncio.to_thread(work)
+    return work() if amount <= LARGE_INPUT else await asyncio.to_thread(work)
 
 
 NumberedTaker = Callable[[int, RequestOutput], bool]
@@ -266,7 +268,7 @@ class Opened:
         """
         engine, answer_id = self.engine, self.head.id
         background, admission = request.service_tier == FLEX, caller.admission
-        longest_wait_s = admission.longest_wait_s(caller.patience_s, background=background)
+        max_wait_s = admission.max_wait_s(caller.patience_s, background=background)
         submissions = [
             Submission(
                 prompt=prompt,
@@ -276,7 +278,7 @@ class Opened:
                 cache_salt=admission.cache_salt(caller.tenant, request.cache_salt),
                 tenant=caller.tenant,
                 background=background,
-                start_by_s=None if longest_wait_s is None else caller.arrival_time_s + longest_wait_s,
+                start_by_s=None if max_wait_s is None else caller.arrival_time_s + max_wait_s,
                 kind=OutputKind.DELTA if streams else OutputKind.FINAL,
             )
             for index, prompt in enumerate(prompts)
@@ -370,32 +372,32 @@ def prompts_of(given: str | list[Any], field: str) -> list[Prompt]:
     return [item if isinstance(item, str) else {"prompt_token_ids": cast(list[int], item)} for item in given]
 
 
-MOST_COUNTED = 1 << 18
-"""Amount at which `amount_of` stops counting."""
-_EACH = 16
+MAX_INPUT_SIZE = 1 << 18
+"""Amount at which `input_size` stops counting."""
+_SIZE_PER_VALUE = 16
 """Amount counted for a value beside its characters: reading it takes as long as so many characters."""
 
 
-def amount_of(*values: Any) -> int:
+def input_size(*values: Any) -> int:
     """Return the approximate number of characters in these values, of any type; counting stops early if it is large.
 
-    >>> amount_of("four", [1, 2, 3], {"role": "user", "content": ["a", "b"]})
+    >>> input_size("four", [1, 2, 3], {"role": "user", "content": ["a", "b"]})
     74
     """
     amount, waiting = 0, list(values)
-    while waiting and amount <= MOST_COUNTED:
+    while waiting and amount <= MAX_INPUT_SIZE:
         value = waiting.pop()
         if isinstance(value, str):
             amount += len(value)
         elif isinstance(value, BaseModel):
-            amount += _EACH
+            amount += _SIZE_PER_VALUE
             waiting += [item for _, item in value]
         elif isinstance(value, dict):
             fields = cast(dict[str, Any], value)
-            amount += _EACH + sum(map(len, fields))
+            amount += _SIZE_PER_VALUE + sum(map(len, fields))
             waiting += fields.values()
         elif isinstance(value, (list, tuple)):
-            amount += _EACH + _amount_of_list(cast(Sequence[Any], value), waiting)
+            amount += _SIZE_PER_VALUE + _amount_of_list(cast(Sequence[Any], value), waiting)
     return amount
 
 
@@ -405,6 +407,6 @@ def _amount_of_list(items: Sequence[Any], waiting: list[Any]) -> int:
     if isinstance(first, str):
         return len(items) + sum(len(item) for item in items if isinstance(item, str))
     if isinstance(first, (list, dict, BaseModel)):
-        waiting += items[:MOST_COUNTED]
+        waiting += items[:MAX_INPUT_SIZE]
         return 0
     return len(items)

@@ -102,7 +102,7 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def shaped_for(path: str, answer: ErrorAnswer) -> ErrorAnswer:
+def in_api_format(path: str, answer: ErrorAnswer) -> ErrorAnswer:
     """Return the error in the format that clients of this path read."""
     return anthropic_error(answer) if path.startswith(ANTHROPIC_PATHS) else answer
 
@@ -127,7 +127,7 @@ def validation_answer(problems: Sequence[Mapping[str, Any]]) -> ErrorAnswer:
     value = first.get("input")
     is_missing = first.get("type") == "missing"  # the input is then the enclosing object
     told = f": {name}" if name and is_missing else f": {name}={shown(value)}" if name else ""
-    message = f"the request is not valid{told}: {_words(first) if place else _words_of_body(first)}."
+    message = f"the request is not valid{told}: {_words(first) if place else _body_problem_text(first)}."
     top = str(place[0]) if place else None
     return ErrorAnswer(400, _body(message, "invalid_request_error", None, top))
 
@@ -164,7 +164,7 @@ def _words(problem: Mapping[str, Any]) -> str:
     return words.removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
 
 
-def _words_of_body(problem: Mapping[str, Any]) -> str:
+def _body_problem_text(problem: Mapping[str, Any]) -> str:
     """Return a problem of the whole body in words."""
     value = problem.get("input")
     if problem.get("type") == "missing":

@@ -48,7 +48,7 @@ def _parse(key: str) -> tuple[str, bytes]:
     return f"key-{hashlib.sha256(key.encode()).hexdigest()[:12]}", key.encode()
 
 
-def with_keys_of_files(config: ServerConfig) -> ServerConfig:
+def with_keys_from_files(config: ServerConfig) -> ServerConfig:
     """Return the settings with the keys from key files added.
 
     Raises:

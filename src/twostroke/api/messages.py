@@ -31,7 +31,7 @@ from twostroke.request import FinishReason
 Object = dict[str, Any]
 
 
-def chat_of_messages(request: CountTokensRequest) -> ChatRequest:
+def chat_from_messages(request: CountTokensRequest) -> ChatRequest:
     """Return the equivalent chat request.
 
     Raises:
@@ -82,13 +82,18 @@ def _messages(request: CountTokensRequest) -> Iterator[Object]:
         yield from _turn(message, f"messages.{index}")
 
 
-_OWN_BLOCKS: dict[str, tuple[type[ContentBlock], ...]] = {
+_BLOCKS_BY_ROLE: dict[str, tuple[type[ContentBlock], ...]] = {
     "user": (TextBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
 """Types of blocks that each role may have."""
-_WRITERS = {"tool_result": "user", "thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant"}
+_ROLE_OF_BLOCK = {
+    "tool_result": "user",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_use": "assistant",
+}
 """Role of the blocks that not every role may have."""
 
 
@@ -97,17 +102,17 @@ def _turn(message: Message, where: str) -> Iterator[Object]:
     role = message.role
     blocks = [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     for block in blocks:
-        if not isinstance(block, _OWN_BLOCKS[role]):
+        if not isinstance(block, _BLOCKS_BY_ROLE[role]):
             limit = f"the role {role!r} cannot have a block of this type"
-            raise InvalidParameter(f"{where}.content", block.type, limit, f"Use {_WRITERS[block.type]!r}.")
+            raise InvalidParameter(f"{where}.content", block.type, limit, f"Use {_ROLE_OF_BLOCK[block.type]!r}.")
     results = [block for block in blocks if isinstance(block, ToolResultBlock)]
     for block in results:
         yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(block.content or "")}
     if len(results) < len(blocks) or not blocks:
-        yield _own_words(role, blocks)
+        yield _without_results(role, blocks)
 
 
-def _own_words(role: str, blocks: Sequence[ContentBlock]) -> Object:
+def _without_results(role: str, blocks: Sequence[ContentBlock]) -> Object:
     """Return the message of a turn without its tool results. A call without text gets "", which templates expect."""
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     turn: Object = {"role": role, "content": _content(texts)}

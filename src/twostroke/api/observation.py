@@ -53,7 +53,7 @@ class Observation:
 
     def __init__(self, config: ServerConfig, model_name: str, now_s: float, *, has_pools: bool = False) -> None:
         self.recorder = FlightRecorder(minutes=config.flight_recorder_minutes)
-        self.answers = AnswerCounts(model_name)
+        self.answers = ResponseCounts(model_name)
         self._folder = config.flight_recorder_dir or Path(tempfile.gettempdir())
         _check_folder(self._folder)
         compat = frozenset(Compat(name) for name in config.metrics_compat)
@@ -78,12 +78,12 @@ class Observation:
         self.recorder.append(packed)
         self._unread.append(packed)
         if self.texts is not None or self.tracer is not None:
-            self._tell_at_once(unpack(packed))
+            self._forward_now(unpack(packed))
 
     def _fold(self, event: Event) -> None:
         self.live.observe(event, self.metrics.observe(event))
 
-    def _tell_at_once(self, event: Event) -> None:
+    def _forward_now(self, event: Event) -> None:
         """Pass an event on to prompt texts and traces, which need it immediately."""
         if self.texts is not None and isinstance(event, RequestArrived):
             self.texts.has_arrived(event.request_id)
@@ -97,7 +97,7 @@ class Observation:
             viewer: tenant that scrapes, which sees no other tenant's name; "" sees all names.
         """
         self._unread.catch_up()
-        return exposition(*self._collectors, self._tenants.seen_by(viewer))
+        return exposition(*self._collectors, self._tenants.collector_for(viewer))
 
     def dump(self, why: str) -> None:
         """Write the last minutes of events to a file and log its path. It never raises, because it is called in
@@ -118,7 +118,7 @@ class Observation:
             self.tracer.close()
 
 
-class AnswerCounts(Collector):
+class ResponseCounts(Collector):
     """Counters of the HTTP side, which the engine's events do not cover."""
 
     def __init__(self, model_name: str) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from twostroke.api.conversation import ChoiceText, Conversation
+from twostroke.api.conversation import ChoiceReader, Conversation
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import AnswerHead
-from twostroke.api.parsers.json_text import is_whole_value
+from twostroke.api.parsers.json_text import is_complete_value
 from twostroke.api.parsers.output import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallBegin
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.client.engine_client import EngineClient
@@ -44,9 +44,9 @@ class Block:
         return "".join(self.pieces)
 
     @property
-    def is_half_call(self) -> bool:
+    def is_incomplete_call(self) -> bool:
         """Whether this is a call whose arguments are incomplete."""
-        return self.kind is BlockKind.CALL and not is_whole_value(self.text)
+        return self.kind is BlockKind.CALL and not is_complete_value(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class BlockReply(Conversation):
         self.finish_reason: FinishReason | None = None
         """Finish reason; None before the end."""
         self.stop_reason: int | str | None = None
-        self._text: ChoiceText | None = None
+        self._text: ChoiceReader | None = None
         """Reader of the choice; None before the first output."""
 
     @property
@@ -159,7 +159,7 @@ class BlockReply(Conversation):
     @property
     def whole_blocks(self) -> list[Block]:
         """All blocks except incomplete calls, which clients could not tell from complete ones."""
-        return [block for block in self.blocks.all if not block.is_half_call]
+        return [block for block in self.blocks.all if not block.is_incomplete_call]
 
     async def read(self) -> None:
         """Wait for the end and read the whole output; raise what Generation.whole raises."""
@@ -182,7 +182,7 @@ class BlockReply(Conversation):
 
     def _take(self, output: RequestOutput) -> list[BlockEvent]:
         """Read an output; return the block events that it causes."""
-        text = self._text = self._text or self.choice_text()
+        text = self._text = self._text or self.choice_reader()
         part = output.outputs[0]
         happened = self.blocks.push(text.read(part))
         if part.finish_reason is not None:

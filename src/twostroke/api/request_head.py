@@ -117,7 +117,7 @@ def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
     return HTTPError(501, "the method of the request is not implemented.", code="not_implemented")
 
 
-def no_request(error: BaseException | None) -> HTTPError:
+def bad_request_error(error: BaseException | None) -> HTTPError:
     """Return the error for bytes that violate HTTP.
 
     Args:

@@ -31,7 +31,7 @@ from twostroke.request import FinishReason
 Object = dict[str, Any]
 
 
-def chat_of_response(request: ResponsesRequest) -> ChatRequest:
+def chat_from_response(request: ResponsesRequest) -> ChatRequest:
     """Return the equivalent chat request.
 
     Raises:
@@ -74,7 +74,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
     """Yield the items as messages; consecutive reasoning, text and calls of the assistant become one message."""
     turn: Object = {}
     for item in items:
-        said = _said_by_assistant(item)
+        said = _assistant_fields(item)
         if said is None or not _can_join(turn, said):
             if turn:
                 yield {"role": "assistant", "content": "", **turn}
@@ -93,7 +93,7 @@ def _turns(items: Sequence[InputItem]) -> Iterator[Object]:
         yield {"role": "assistant", "content": "", **turn}
 
 
-def _said_by_assistant(item: InputItem) -> Object | None:
+def _assistant_fields(item: InputItem) -> Object | None:
     """Return the fields that an item adds to an assistant's message; None if it is not the assistant's."""
     match item:
         case ReasoningItem():
@@ -177,7 +177,7 @@ class ResponseCall(BlockReply):
     def _status_of(self, block: Block) -> str:
         """Return the status of an ended item: the last one may be cut off, and any call may be incomplete."""
         if block.kind is BlockKind.CALL:
-            return "incomplete" if block.is_half_call else "completed"
+            return "incomplete" if block.is_incomplete_call else "completed"
         is_last = self.finish_reason is not None and block is self.blocks.all[-1]
         return self._status() if is_last else "completed"
 

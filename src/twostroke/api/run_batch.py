@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from tqdm.auto import tqdm
 
-from twostroke.api.batch_file import BadLine, BatchRequest, ResultsFile, count_lines, read_requests
+from twostroke.api.batch_file import BatchRequest, InvalidLine, ResultsFile, count_lines, read_requests
 from twostroke.api.calls import CALLS
 from twostroke.api.context import ServerContext
 from twostroke.api.dialect import check_parsers
@@ -26,7 +26,7 @@ from twostroke.cluster.remote_engine import RemoteEngine
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
-from twostroke.engine.facts import lines_to_print
+from twostroke.engine.facts import printed_lines
 from twostroke.errors import EngineError, EngineUnavailable, TwostrokeError
 
 ATTEMPTS = 2
@@ -43,14 +43,14 @@ class BatchCount:
     refused: int = 0
     """Requests answered with a status other than 200."""
     bad_lines: int = 0
-    there_before: int = 0
+    done_before: int = 0
     """Requests with results of an earlier run, which are not run again."""
 
     def __str__(self) -> str:
         """Return a summary line for users."""
         return (
             f"{self.answered:,} answered, {self.refused:,} refused, {self.bad_lines:,} invalid lines, "
-            f"{self.there_before:,} done before"
+            f"{self.done_before:,} done before"
         )
 
 
@@ -79,7 +79,7 @@ async def answer_file(
     try:
         await engine.start()
         if progress:
-            sys.stderr.writelines(line + "\n" for line in lines_to_print(engine.facts.startup_lines))
+            sys.stderr.writelines(line + "\n" for line in printed_lines(engine.facts.startup_lines))
         context = ServerContext.of(engine, config, engine_config.load.model)
         return await run_batch(context, requests, output, max_concurrency=max_concurrency, progress=progress)
     finally:
@@ -136,12 +136,12 @@ class _Batch:
         self._unknown_fields: set[str] = set()
         self.count = BatchCount()
 
-    async def work(self, lines: Iterator[BatchRequest | BadLine]) -> None:
+    async def work(self, lines: Iterator[BatchRequest | InvalidLine]) -> None:
         """Process lines until there are none left."""
         for found in lines:
             if self._results.has(found):
-                self.count.there_before += 1
-            elif isinstance(found, BadLine):
+                self.count.done_before += 1
+            elif isinstance(found, InvalidLine):
                 self.count.bad_lines += 1
                 self._results.add_error(found)
             else:

@@ -25,7 +25,7 @@ import uvicorn
 
 from twostroke.api.app import build_app
 from twostroke.api.dialect import check_parsers
-from twostroke.api.keys import with_keys_of_files
+from twostroke.api.keys import with_keys_from_files
 from twostroke.api.observation import Observation
 from twostroke.api.transport import guarded_protocol
 from twostroke.cluster.child import drop_early
@@ -35,8 +35,8 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.facts import lines_to_print
-from twostroke.engine.garbage import keep_what_is_there
+from twostroke.engine.facts import printed_lines
+from twostroke.engine.garbage import freeze_gc
 from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
 from twostroke.lab.lab import Lab
 from twostroke.log import Sparingly, get_logger
@@ -107,7 +107,7 @@ class DrainingServer(uvicorn.Server):
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._stop_now = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen and print the address."""
@@ -128,13 +128,13 @@ class DrainingServer(uvicorn.Server):
             self._engine.drain()
             self._draining = self._loop.create_task(self._drain())
         else:
-            self._hurry.set()
+            self._stop_now.set()
 
     async def _drain(self) -> None:
         """Wait for the running requests, then let the server exit."""
         try:
             async with asyncio.timeout(self._patience_s):
-                while self._engine.health().num_requests and not self._hurry.is_set():
+                while self._engine.health().num_requests and not self._stop_now.is_set():
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
             log.warning("ended requests that still ran %g s after the signal (--drain-timeout-s)", self._patience_s)
@@ -145,7 +145,7 @@ class DrainingServer(uvicorn.Server):
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-LAST_WORDS_S = 5
+FINAL_REPORTS_S = 5
 """Seconds to send remaining answers after all requests have ended."""
 
 
@@ -159,7 +159,7 @@ async def serve(
         SetupError: the model cannot be loaded, or the address cannot be listened on.
     """
     imports_s = seconds_since_start()
-    config = with_keys_of_files(config)
+    config = with_keys_from_files(config)
     _check_certificate(config)
     check_parsers(config)
     listener = listen(config.host, config.port)
@@ -171,7 +171,7 @@ async def serve(
     try:
         await engine.start()
         if not quiet:
-            for line in lines_to_print(engine.facts.startup_lines):
+            for line in printed_lines(engine.facts.startup_lines):
                 sys.stderr.write(line + "\n")
         listener.listen(BACKLOG)  # connections wait from here on
         scheme = "http" if config.ssl_certfile is None else "https"
@@ -197,7 +197,7 @@ async def serve(
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=LAST_WORDS_S,
+                timeout_graceful_shutdown=FINAL_REPORTS_S,
                 ssl_certfile=config.ssl_certfile,
                 ssl_keyfile=config.ssl_keyfile,
             ),
@@ -206,7 +206,7 @@ async def serve(
             address_of(listener, scheme),
             on_end=end,
         )
-        keep_what_is_there()
+        freeze_gc()
         if not quiet and isinstance(engine, RemoteEngine):
             sys.stderr.write(_ready_line(engine, imports_s) + "\n")
         await server.serve(sockets=[listener])

@@ -22,16 +22,23 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from twostroke.api.answering import WRITE_NOW, Message
 from twostroke.api.http_errors import HTTPError
-from twostroke.api.request_head import check_head, expects_continue, framing_of, no_request, origin_form, unreadable
+from twostroke.api.request_head import (
+    bad_request_error,
+    check_head,
+    expects_continue,
+    framing_of,
+    origin_form,
+    unreadable,
+)
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_TARGET_BYTES = 32 * 1024
 TOO_LARGE = f"the head of the request has more than {MAX_HEAD_BYTES} bytes."
-TOO_MUCH_FRAMING = f"more than {MAX_HEAD_BYTES} bytes came between two parts of the body, or after the last."
+FRAMING_TOO_LARGE = f"more than {MAX_HEAD_BYTES} bytes came between two parts of the body, or after the last."
 MAX_HEADERS = 128
 MAX_PIPELINED = 8
 """Maximum requests that wait on a connection behind the one being answered."""
-LEAST_TAKEN_BYTES = 16 * 1024
+MIN_READ_BYTES = 16 * 1024
 """Bytes of a waiting answer that a client must read within answer_timeout_s; otherwise it is not reading."""
 
 
@@ -61,7 +68,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Set up a new connection; refuse it if there are too many."""
         super().connection_made(transport)
-        self._take_leniently()
+        self._set_leniencies()
         self._num_head_bytes = 0
         self._num_pending_bytes = 0
         """Bytes that the parser may keep: of an unfinished header, or of a body's framing."""
@@ -71,7 +78,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._reads_body = False
         self._received = b""
         """Bytes being parsed."""
-        self._ended_within = False
+        self._request_ended_in_received = False
         """Whether a request ended within `_received`, which then does not begin with the current request line."""
         self._framing = b""
         """Header that defines the end of the body, for a request at which the parser stops."""
@@ -80,19 +87,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refusal: HTTPError | None = None
         self._answering: RequestResponseCycle | None = None
         """Request being answered, or the latest answered one; others may wait behind it."""
-        self._last_words = b""
+        self._final_response = b""
         """Error response to send after the answers of earlier requests; nothing is read any more once it is set."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
             self._answer_and_close(503, f"there are more than {self.max_connections} connections (--max-connections).")
             return
-        self._await_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up a closed connection, and notify all of its requests."""
-        self._head_is_there()
-        self._reader_is_back()
+        self._stop_head_timer()
+        self._stop_reader_timer()
         # uvicorn notifies only the latest request; notify those before it, which are being answered
         for cycle in (self._answering, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -100,19 +107,19 @@ class GuardedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
         self.pipeline.clear()
         self._answering = None
-        self._last_words = b""
+        self._final_response = b""
         super().connection_lost(exc)
         # it refers back to this object: break the cycle, or thousands of connections wait for the garbage collector
         self.cycle = None  # pyright: ignore[reportAttributeAccessIssue] (as before the first request)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes and enforce the limits."""
-        if self.transport.is_closing() or self._last_words:
+        if self.transport.is_closing() or self._final_response:
             return
         if self._head_timer is None and (not self._has_request or self.cycle.response_complete):
-            self._await_head()  # these bytes begin a request, or end one that was answered early
+            self._start_head_timer()  # these bytes begin a request, or end one that was answered early
         self._received = data
-        self._ended_within = False
+        self._request_ended_in_received = False
         self._has_body_part = False
         super().data_received(data)
         self._received = b""
@@ -121,17 +128,17 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._head_timer is not None:  # the parser keeps an unfinished header
             self._num_pending_bytes += len(data)
         if self._num_pending_bytes > MAX_HEAD_BYTES:
-            self._answer_and_close(431, TOO_MUCH_FRAMING if self._reads_body else TOO_LARGE)
+            self._answer_and_close(431, FRAMING_TOO_LARGE if self._reads_body else TOO_LARGE)
 
     def pause_writing(self) -> None:
         """Stop adding output until the client has read enough, and start its timeout."""
         super().pause_writing()
-        self._await_reader()
+        self._start_reader_timer()
 
     def resume_writing(self) -> None:
         """Continue output: the client has read enough."""
         super().resume_writing()
-        self._reader_is_back()
+        self._stop_reader_timer()
 
     def on_message_begin(self) -> None:
         """Handle the first byte of a request."""
@@ -140,7 +147,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_head_bytes = 0
         if self._head_timer is None:
-            self._await_head()
+            self._start_head_timer()
 
     def on_url(self, url: bytes) -> None:
         """Handle a part of the target, within its limit."""
@@ -166,14 +173,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """Check the head, and begin the request."""
         if self._is_replaying:
             return
-        self._head_is_there()
+        self._stop_head_timer()
         method, version = self.parser.get_method(), self.parser.get_http_version()
         try:
             check_head(method, version, self.url, self.headers)
         except HTTPError as refusal:
             self._refuse(refusal)
         is_old, is_for_server = version == "1.0", self.url == b"*"
-        self._take_target()
+        self._normalize_target()
         self._has_request = self._reads_body = True
         self._framing = framing_of(self.headers) if self.parser.should_upgrade() else b""
         # HTTP/1.0 clients do not know the interim response
@@ -210,8 +217,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._answering = self.pipeline[-1][0]
         super().on_response_complete()
-        if self._last_words and not self._owes_an_answer and not self.transport.is_closing():
-            self.transport.write(self._last_words)
+        if self._final_response and not self._response_is_pending and not self.transport.is_closing():
+            self.transport.write(self._final_response)
             self.transport.close()
 
     def on_message_complete(self) -> None:
@@ -219,17 +226,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._framing:  # the parser assumes no body after an upgrade header; the body comes next
             return
         self._reads_body = False
-        self._ended_within = True
-        self._head_is_there()
+        self._request_ended_in_received = True
+        self._stop_head_timer()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not an acceptable request."""
         refusal = self._refusal
-        if refusal is None and not self._reads_body and not self._ended_within:
+        if refusal is None and not self._reads_body and not self._request_ended_in_received:
             is_method = isinstance(sys.exception(), httptools.HttpParserInvalidMethodError)
             refusal = unreadable(self._received, is_method=is_method)
-        refusal = refusal or no_request(sys.exception())
+        refusal = refusal or bad_request_error(sys.exception())
         has_content = self.parser.get_method() != b"HEAD"
         self._answer_and_close(refusal.answer.status, str(refusal), has_content=has_content)
 
@@ -243,7 +250,7 @@ class GuardedProtocol(HttpToolsProtocol):
         framing, self._framing = self._framing, b""
         if framing:
             self.parser = httptools.HttpRequestParser(self)
-            self._take_leniently()
+            self._set_leniencies()
             self._is_replaying = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
             self._is_replaying = False
@@ -262,7 +269,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Return whether `cycle.send` would write the head of an answer without waiting."""
         return not self.flow.write_paused and not cycle.disconnected and not cycle.response_started
 
-    def _take_target(self) -> None:
+    def _normalize_target(self) -> None:
         """Replace an absolute URL by its path; its host replaces the Host header."""
         if self.url == b"*":
             self.url = b"/"  # uvicorn's parser needs a path
@@ -280,50 +287,55 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse(HTTPError(431, TOO_LARGE))
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._lose_patience)
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._on_head_timeout)
 
-    def _head_is_there(self) -> None:
+    def _stop_head_timer(self) -> None:
         self._num_pending_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _lose_patience(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
         self._answer_and_close(
             408, f"the head of the request did not arrive within {self.head_timeout_s:g} s (--head-timeout-s)."
         )
 
-    def _await_reader(self) -> None:
+    def _start_reader_timer(self) -> None:
         unsent = self.transport.get_write_buffer_size()
-        self._reader_timer = self.loop.call_later(self.answer_timeout_s, self._look_at_reader, unsent)
+        self._reader_timer = self.loop.call_later(self.answer_timeout_s, self._check_reader, unsent)
 
-    def _reader_is_back(self) -> None:
+    def _stop_reader_timer(self) -> None:
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
 
-    def _look_at_reader(self, unsent_before: int) -> None:
+    def _check_reader(self, unsent_before: int) -> None:
         """Abort the connection of a client that does not read, because its answer holds memory and a connection."""
-        if unsent_before - self.transport.get_write_buffer_size() < LEAST_TAKEN_BYTES:
+        if unsent_before - self.transport.get_write_buffer_size() < MIN_READ_BYTES:
             self.transport.abort()
         else:
-            self._await_reader()
+            self._start_reader_timer()
 
     @property
-    def _owes_an_answer(self) -> bool:
+    def _response_is_pending(self) -> bool:
         return self._answering is not None and not self._answering.response_complete
 
     @property
-    def _reads_its_body(self) -> bool:
+    def _reads_answered_body(self) -> bool:
         """Whether incoming bytes belong to the request to be answered, and nothing of its answer is written."""
         return self._reads_body and self.cycle is self._answering and not self.cycle.response_started
 
     def _answer_and_close(self, status: int, message: str, *, has_content: bool = True) -> None:
-        if self.transport.is_closing() or self._last_words:
+        if self.transport.is_closing() or self._final_response:
             return
-        if self._reads_body and self.cycle is self._answering and self.cycle.response_started and self._owes_an_answer:
+        if (
+            self._reads_body
+            and self.cycle is self._answering
+            and self.cycle.response_started
+            and self._response_is_pending
+        ):
             self.transport.close()  # an error written now would be read as part of that answer
             return
         answer: dict[str, Any] = HTTPError(status, message).answer.body
@@ -334,16 +346,16 @@ class GuardedProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
         words = head.encode("ascii") + standing + b"\r\n" + (body if has_content else b"")
-        if self._owes_an_answer and not self._reads_its_body:
-            self._say_last(words)
+        if self._response_is_pending and not self._reads_answered_body:
+            self._queue_final_response(words)
             return
         self.transport.write(words)
         self.transport.close()
 
-    def _say_last(self, words: bytes) -> None:
+    def _queue_final_response(self, words: bytes) -> None:
         """Answer the complete requests before, then send these bytes and close."""
-        self._last_words = words
-        self._head_is_there()
+        self._final_response = words
+        self._stop_head_timer()
         if self._reads_body and self.pipeline and self.pipeline[0][0] is self.cycle:  # these bytes are its answer
             self.pipeline.popleft()
             assert self._answering is not None, "an answer is owed"
@@ -351,7 +363,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._reads_body = False
         self.flow.resume_reading()  # to notice a disconnect
 
-    def _take_leniently(self) -> None:
+    def _set_leniencies(self) -> None:
         """Let the parser accept bytes after a closing request, as uvicorn does, and spaces after chunk sizes."""
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_spaces_after_chunk_size=True)
 

@@ -22,7 +22,7 @@ from twostroke.api.routes.page import page_router
 from twostroke.api.routing import Methods
 from twostroke.api.serve import address_of, listen
 from twostroke.engine.event_sinks import merged_events
-from twostroke.live.recording import RecordedLog, ends_in_the_middle
+from twostroke.live.recording import RecordedLog, is_truncated
 from twostroke.version import __version__
 
 
@@ -82,7 +82,7 @@ def recording_of(paths: Sequence[Path]) -> RecordedLog:
     """Return the event logs merged into one recording; raise what `view` raises."""
     events = merged_events(paths)
     recording = RecordedLog(events, ", ".join(path.name for path in paths))
-    cut = [path.name for path in paths if ends_in_the_middle(path)]
+    cut = [path.name for path in paths if is_truncated(path)]
     if cut:
         recording.add_problem(f"The last line of {', '.join(cut)} is incomplete and was skipped.")
     return recording

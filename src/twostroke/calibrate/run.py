@@ -49,7 +49,7 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class SetGuesses:
+class FixedSizeDrafter:
     """A drafter that proposes a set number of wrong drafts for one request, so that a step has a set size."""
 
     numbers: Sequence[int] = (0,)
@@ -192,7 +192,7 @@ class _Bench:
         self._prompts = pieces(
             options.data, count, options.context_tokens, of_tokenizer.tokenizer(), model.vocab_size, options.seed
         )
-        self._guesses = SetGuesses()
+        self._guesses = FixedSizeDrafter()
         free = SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFTS)
         self._plain_engine = self._engine(free, lambda _: GivenDrafter(self._guesses, "set numbers of guesses"))
         self._plain: dict[PromptIds, tuple[int, ...]] = {}
@@ -265,10 +265,10 @@ class _Bench:
         return runs[1:]
 
     def _engine(
-        self, speculation: SpeculativeConfig, around_drafter: Callable[[Drafter], Drafter] | None = None
+        self, speculation: SpeculativeConfig, wrap_drafter: Callable[[Drafter], Drafter] | None = None
     ) -> SpecEngine:
         length = self._longest if self._load.max_model_len is None else self._load.max_model_len
-        return SpecEngine(self._load, 1, length, speculation, around_drafter)
+        return SpecEngine(self._load, 1, length, speculation, wrap_drafter)
 
 
 def _exit_layers(given: str | None, num_layers: int) -> Sequence[int]:
@@ -299,14 +299,14 @@ def _with_room(run: SpecRun, num_drafts: int) -> list[DecodeStep]:
 
 def _step_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
     """Return the seconds of the steps with `num_drafts` drafts, drafting excluded."""
-    return _undisturbed([step.step_s - step.draft_s for step in steps if step.num_drafts == num_drafts])
+    return _lower_quartile([step.step_s - step.draft_s for step in steps if step.num_drafts == num_drafts])
 
 
 def _draft_s(steps: Sequence[DecodeStep], num_drafts: int) -> float:
     """Return the seconds to propose `num_drafts` drafts; if no lookup found so many, of all steps."""
     of_size = [step.draft_s for step in steps if step.num_drafts == num_drafts]
-    return _undisturbed(of_size or [step.draft_s for step in steps])
+    return _lower_quartile(of_size or [step.draft_s for step in steps])
 
 
-def _undisturbed(seconds: Sequence[float]) -> float:
+def _lower_quartile(seconds: Sequence[float]) -> float:
     return float(np.quantile(seconds, 0.25))

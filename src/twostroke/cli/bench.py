@@ -15,9 +15,9 @@ from twostroke.cli.short_help import command_list, short_help
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
-from twostroke.engine.event_sinks import one_history
+from twostroke.engine.event_sinks import consistent_events
 from twostroke.errors import ClientError
-from twostroke.measure.from_log import prompt_tokens_of, run_of_log
+from twostroke.measure.from_log import count_prompt_tokens, run_of_log
 from twostroke.measure.offline import OfflineOptions, cost_of, print_summary, run_offline
 from twostroke.measure.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.measure.quality.run import QualityOptions, print_quality, run_quality
@@ -144,7 +144,7 @@ def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
     """
     check_price_per_hour(price_per_hour)
     events = read_run((event_log,))
-    with one_history((event_log,)):
+    with consistent_events((event_log,)):
         run = run_of_log(events)
-    cost = cost_of(run, price_per_hour, prompt_tokens_of(events))
+    cost = cost_of(run, price_per_hour, count_prompt_tokens(events))
     print_summary({**summary_of(run), "cost": cost})

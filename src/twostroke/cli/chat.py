@@ -235,10 +235,10 @@ class _Talk:
 
     def _run(self, request_id: str) -> RequestOutput | None:
         """Run the request to its end; abort it and return None after a Ctrl-C at a terminal."""
-        from twostroke.client.text_engine import interrupts_held
+        from twostroke.client.text_engine import hold_interrupts
 
         try:
-            with interrupts_held() as let_interrupts_through:
+            with hold_interrupts() as let_interrupts_through:
                 return run_and_print(self._engine, silent=self._json_output, between_steps=let_interrupts_through)
         except KeyboardInterrupt:
             if not sys.stdin.isatty() or not self._engine.is_whole:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twostroke.cli.event_logs import check_source, events_of_text, read_run
 from twostroke.cli.flags import JsonFlag
-from twostroke.engine.event_sinks import one_history
+from twostroke.engine.event_sinks import consistent_events
 from twostroke.events import Event
 
 
@@ -42,7 +42,7 @@ def doctor(
 
     check_source(event_log, url, "twostroke doctor FILE")
     events = read_run(event_log) if url is None else _recorded(url, api_key)
-    with one_history(event_log) if url is None else one_history((url,), "url"):
+    with consistent_events(event_log) if url is None else consistent_events((url,), "url"):
         found = diagnose(events, link_bytes_per_s=link_bytes_per_s)
     if json_output:
         print(json.dumps(diagnosis_json(found)))

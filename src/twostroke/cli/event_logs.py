@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from twostroke.engine.event_sinks import merged_events, one_history
+from twostroke.engine.event_sinks import consistent_events, merged_events
 from twostroke.errors import ClientError, InvalidParameter, UnreadableEvent
 from twostroke.event_codec import from_json
 from twostroke.events import Event, StepCommitted
 from twostroke.simulation.trace import is_trace
-from twostroke.simulation.whole import check_readable, check_times
+from twostroke.simulation.whole import check_times, check_usable
 
 _RUN_FIRST = "Give the file that --event-log wrote, once its engine has answered requests."
 
@@ -56,7 +56,7 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
         raise InvalidParameter(name, error.value, error.limit, error.remedy) from error
     if not events:
         raise InvalidParameter(name, _named(paths), "holds no event", _RUN_FIRST)
-    with one_history(paths, name):
+    with consistent_events(paths, name):
         check_times(events)
     return events
 
@@ -75,8 +75,8 @@ def read_run(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
     events = read_logs(paths, name)
     if not any(isinstance(event, StepCommitted) for event in events):
         raise InvalidParameter(name, _named(paths), "holds no finished step", _RUN_FIRST)
-    with one_history(paths, name):
-        check_readable(events)
+    with consistent_events(paths, name):
+        check_usable(events)
     return events
 
 

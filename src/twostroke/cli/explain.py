@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from twostroke.cli.event_logs import check_source, read_logs
 from twostroke.cli.flags import JsonFlag
-from twostroke.engine.event_sinks import one_history
+from twostroke.engine.event_sinks import consistent_events
 from twostroke.errors import InvalidParameter
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
@@ -60,7 +60,7 @@ def explain(
         _ask(Server(url, api_key), request_id, json_output=json_output, trace=trace)
         return
     events = read_logs(event_log)
-    with one_history(event_log):
+    with consistent_events(event_log):
         timeline = timeline_of(events, request_id)
         whole = None if trace is None else json.dumps(trace_of(events))
     if trace is not None and whole is not None:

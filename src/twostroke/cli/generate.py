@@ -81,11 +81,11 @@ def started_engine(
     """Load the model that a command names, as an argument or with a flag; print the start-up lines on stderr."""
     load = with_model(flags.load, by_place=model, by_flag=model_flag)
     from twostroke.client.text_engine import build_text_engine  # loads torch
-    from twostroke.engine.facts import lines_to_print
+    from twostroke.engine.facts import printed_lines
 
     engine = build_text_engine(flags.config(load))
     if not quiet:
-        sys.stderr.writelines(line + "\n" for line in lines_to_print(engine.startup_lines))
+        sys.stderr.writelines(line + "\n" for line in printed_lines(engine.startup_lines))
     return engine
 
 

@@ -66,9 +66,9 @@ def _start_engine_early(arguments: Sequence[str]) -> None:
     if has_early_engine(arguments):
         from twostroke.child_command import child_command
         from twostroke.cluster.child import drop_early, start_early
-        from twostroke.engine.garbage import look_for_none_while_loading
+        from twostroke.engine.garbage import disable_gc
 
-        look_for_none_while_loading()
+        disable_gc()
         before_ending(drop_early)
         start_early(child_command("twostroke.cluster.process"))
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from twostroke.cli.event_logs import read_run
 from twostroke.cli.flags import EngineToPlanFlags, GivenDevice, JsonFlag, ModelFlag, group, with_model
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.event_sinks import one_history
+from twostroke.engine.event_sinks import consistent_events
 from twostroke.errors import InvalidParameter
 from twostroke.planner.options import PlanOptions, SearchOptions
 
@@ -39,7 +39,7 @@ def plan(
     json_output
         Print the plan as one JSON object instead of tables.
     """
-    from twostroke.planner.after_run import compare, run_seen
+    from twostroke.planner.after_run import compare, observed_run
     from twostroke.planner.plan import make_plan  # loads torch
 
     loaded = with_model(engine.load, by_place=model, by_flag=model_flag)
@@ -54,8 +54,8 @@ def plan(
         return
     logs = () if options.measured is None else (options.measured,)
     measured = read_run(logs, "measured") if logs else None
-    with one_history(logs, "measured"):
-        seen = None if measured is None else run_seen(measured)
+    with consistent_events(logs, "measured"):
+        seen = None if measured is None else observed_run(measured)
     made = make_plan(config, options, run=seen)
     if options.png is not None:
         from twostroke.planner.figure import draw_plan
@@ -63,7 +63,7 @@ def plan(
         draw_plan(made, options.png)
     after = None
     if measured is not None:
-        with one_history(logs, "measured"):
+        with consistent_events(logs, "measured"):
             after = compare(made, measured)
     if json_output:
         from twostroke.planner.report import as_json

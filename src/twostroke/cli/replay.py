@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from twostroke.cli.event_logs import read_logs
 from twostroke.cli.flags import EngineOfTraceFlags, JsonFlag, ModelFlag, group, with_model
 from twostroke.config.engine import EngineConfig
-from twostroke.engine.event_sinks import is_event_log, one_history
+from twostroke.engine.event_sinks import consistent_events, is_event_log
 from twostroke.errors import InvalidParameter
 from twostroke.measure.figure import check_png
 from twostroke.planner.options import TraceOptions
@@ -78,7 +78,7 @@ def _replay_log(path: Path, what_ifs: Sequence[WhatIf], png: Path | None, as_jso
     from twostroke.planner.show_replay import print_replayed, replayed_json
 
     events = read_logs((path,), "path")
-    with one_history((path,), "path"):
+    with consistent_events((path,), "path"):
         found = replay_log(events, what_ifs)
     if png is not None:
         from twostroke.planner.figure import draw_replayed

@@ -51,7 +51,7 @@ class _Stream:
         self._has_items = asyncio.Event()
 
     @property
-    def is_deaf(self) -> bool:
+    def is_loop_closed(self) -> bool:
         """Whether the reader's event loop has closed."""
         return self._loop.is_closed()
 
@@ -67,7 +67,7 @@ class _Stream:
                 self._loop.call_soon_threadsafe(self._has_items.set)
         except RuntimeError:
             log.debug("the event loop of a stream has closed")
-        return not self.is_deaf
+        return not self.is_loop_closed
 
     async def take(self) -> RequestOutput | Exception:
         """Wait for the next item, in the reader's loop."""
@@ -196,7 +196,7 @@ class _Worker:
             return
         stream.request_id = request_id
         self.streams[request_id] = stream
-        if stream.is_deaf:
+        if stream.is_loop_closed:
             self._drop(stream)
 
     def _drop(self, stream: _Stream) -> None:
@@ -207,7 +207,7 @@ class _Worker:
     def _abort(self, request_id: str) -> None:
         """Abort a request and end its stream at once, because its id may be used again before the next step."""
         self._engine.abort(request_id)
-        for output in self._engine.take_ended():
+        for output in self._engine.take_aborted():
             self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:

@@ -146,12 +146,12 @@ class OutputStream:
     def start_by(self, within_s: float, is_waiting: Callable[[], bool]) -> None:
         """Give the request up unless one of its sequences has begun by then."""
 
-        def lose_patience() -> None:
+        def give_up_waiting() -> None:
             if not self._is_ended and is_waiting():
                 self._abandon(self)
                 self.fail(Overloaded(f"the request waited {within_s:.1f} s and was not begun; it was aborted.", 1))
 
-        self._patience = asyncio.get_running_loop().call_later(max(0.0, within_s), lose_patience)
+        self._patience = asyncio.get_running_loop().call_later(max(0.0, within_s), give_up_waiting)
 
     def _stop_waiting(self) -> None:
         if self._patience is not None:

@@ -3,7 +3,7 @@
 prompt ─► enqueue ─► sequences of token ids ─► an engine in this process, or in another
 RequestOutputs ◄── take_in ◄──── updates of its steps ◄─┘
 
-FrontDesk does this; Reception adds a stream per request for an engine in another process.
+TextFrontend does this; StreamingFrontend adds a stream per request for an engine in another process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SequenceRunner(Protocol):
         ...
 
 
-class FrontDesk:
+class TextFrontend:
     """The text side of a runner: queues requests, and turns the updates of its steps into RequestOutputs.
 
     Not thread-safe.
@@ -77,7 +77,7 @@ class FrontDesk:
 
     @property
     def has_ended(self) -> bool:
-        """Whether last outputs of aborted requests wait in `take_ended`."""
+        """Whether last outputs of aborted requests wait in `take_aborted`."""
         return bool(self._ended)
 
     def enqueue(self, submission: Submission) -> str:
@@ -134,7 +134,7 @@ class FrontDesk:
         return request_id
 
     def abort(self, request_id: str) -> bool:
-        """End a request now; its last output, finish_reason "abort", waits in `take_ended`.
+        """End a request now; its last output, finish_reason "abort", waits in `take_aborted`.
 
         The engine frees the blocks of its sequences as soon as it has the command (Engine.finish, Scheduler.finish).
 
@@ -157,7 +157,7 @@ class FrontDesk:
             self._runner.finish(ended.request_id, ended.finish_reason, ended.num_output_tokens)
         return processed.outputs
 
-    def take_ended(self) -> list[RequestOutput]:
+    def take_aborted(self) -> list[RequestOutput]:
         """Return the last outputs of aborted requests; their names are free again."""
         ended, self._ended = list(self._ended.values()), {}
         return ended
@@ -217,7 +217,7 @@ def _sequence(prompt: PromptInput, sequence_id: str, index: int, seed: int) -> N
 # ------------------------------------------------------------------ streams
 
 
-class Reception:
+class StreamingFrontend:
     """The text side of an engine, with the streams of all requests that have not ended.
 
     Args:
@@ -236,7 +236,7 @@ class Reception:
         self._expected: tuple[Path, asyncio.Future[Tokenizer]] | None = None
         """A tokenizer that is being read, with its path."""
         self._inputs: InputProcessor | None = None
-        self._desk: FrontDesk | None = None
+        self._desk: TextFrontend | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -257,7 +257,7 @@ class Reception:
         return self._inputs
 
     @property
-    def desk(self) -> FrontDesk:
+    def desk(self) -> TextFrontend:
         """Front desk of the current engine."""
         assert self._desk is not None, "an engine that runs has been met"
         return self._desk
@@ -292,7 +292,7 @@ class Reception:
             await asyncio.to_thread(grammars.warm_up)
             self._inputs = InputProcessor.of_engine(facts, self._tokenizer, grammars, self._chat_template)
             self._facts = facts
-        self._desk = FrontDesk(runner, self._tokenizer, facts)
+        self._desk = TextFrontend(runner, self._tokenizer, facts)
 
     def receive(self, submission: Submission, is_waiting: Callable[[str], bool]) -> OutputStream:
         """Queue a request and return its stream, as EngineClient.generate; `is_waiting` tells whether a sequence has
@@ -342,7 +342,7 @@ class Reception:
         for stream in streams.values():
             _fail(stream, cause)
 
-    def lose_sequence(self, sequence_id: str, cause: str) -> None:
+    def fail_sequence(self, sequence_id: str, cause: str) -> None:
         """End the request of a sequence that will not end by itself; unknown ones are ignored."""
         request_id = self.desk.outputs.request_of(sequence_id)
         stream = None if request_id is None else self._streams.get(request_id)
@@ -364,7 +364,7 @@ class Reception:
         del self._streams[request_id]
         self._forget(request_id)
         self.desk.abort(request_id)
-        return self.desk.take_ended()
+        return self.desk.take_aborted()
 
     def _forget(self, request_id: str) -> None:
         """Forget what is stored for a request beside its stream."""

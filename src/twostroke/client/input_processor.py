@@ -12,7 +12,7 @@ from twostroke.client.stop_strings import StopFinder, StopStrings
 from twostroke.config.checks import whole_number
 from twostroke.engine.facts import EngineFacts
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter, shown
-from twostroke.grammar.backend import FreeCalls, GrammarBackend, RequiredCall
+from twostroke.grammar.backend import FreeCalls, GrammarBackend, RequiredCallSyntax
 from twostroke.grammar.guidance import Guidance
 from twostroke.plain_words import kind_of
 from twostroke.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ TruncationSide = Literal["left", "right"]
 """End of a too long prompt that is cut off."""
 
 
-class PromptFraming(Protocol):
+class PromptEncodingOptions(Protocol):
     """Settings for turning a prompt into tokens: fields of requests, where None is the default."""
 
     add_special_tokens: bool | None
@@ -50,7 +50,7 @@ WHOLE = slice(None)
 """Slice of all tokens of a prompt."""
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
-LEAST_BEGINNING = 1 << 14
+MIN_FIRST_CHARS = 1 << 14
 """Minimum number of characters of a long text that are encoded first."""
 CHARS_PER_TOKEN = 4
 """Characters per token of usual texts; the first part of a long text has so many for each token of the context."""
@@ -86,7 +86,7 @@ class PromptInput:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class ParserSettings:
     """Settings that the parser of a chat's output needs."""
 
     shown_tokens: Collection[str] = ()
@@ -95,7 +95,7 @@ class AnswerForm:
     """Special tokens that end the text, beside the model's end-of-text tokens."""
     find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
     """Factory of the search for stop strings, as in PromptInput."""
-    calls: FreeCalls | RequiredCall | None = None
+    calls: FreeCalls | RequiredCallSyntax | None = None
     """Tool calls that may be written in place of structured outputs, or the form of a required call."""
 
 
@@ -125,7 +125,7 @@ class InputProcessor:
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        self._usual_chars = max(LEAST_BEGINNING, CHARS_PER_TOKEN * max_model_len)
+        self._first_chars = max(MIN_FIRST_CHARS, CHARS_PER_TOKEN * max_model_len)
         self._vocab_size = vocab_size
         self._max_logprobs = max_logprobs
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -161,7 +161,7 @@ class InputProcessor:
         )
 
     def process(
-        self, prompt: Prompt, params: SamplingParams | None = None, framing: PromptFraming | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, framing: PromptEncodingOptions | None = None
     ) -> PromptInput:
         """Check and encode a completion prompt.
 
@@ -196,7 +196,7 @@ class InputProcessor:
         token_ids = self._checked_token_ids(given["prompt_token_ids"], is_whole=kept == WHOLE)
         return self._checked(None, token_ids[kept], params)
 
-    def process_embedding(self, prompt: Prompt, framing: PromptFraming | None = None) -> PromptInput:
+    def process_embedding(self, prompt: Prompt, framing: PromptEncodingOptions | None = None) -> PromptInput:
         """Check a prompt whose last hidden state is wanted; arguments and errors are those of `process`."""
         # no token is sampled; the hidden state counts as the one token
         checked = self.process(prompt, SamplingParams(max_tokens=1), framing)
@@ -206,9 +206,9 @@ class InputProcessor:
         self,
         chat: ChatInputs,
         params: SamplingParams | None = None,
-        framing: PromptFraming | None = None,
+        framing: PromptEncodingOptions | None = None,
         *,
-        answer: AnswerForm | None = None,
+        answer: ParserSettings | None = None,
     ) -> PromptInput:
         """Render a conversation with the model's chat template and check it; raise what `process` raises.
 
@@ -242,7 +242,7 @@ class InputProcessor:
     def encode(self, text: Any, *, add_special_tokens: bool = True) -> Sequence[int]:
         """Return the token ids of any text, including an empty or a long one.
 
-        For a long text they take four bytes each; see Tokenizer.encode_compactly.
+        For a long text they take four bytes each; see Tokenizer.encode_compact.
 
         Raises:
             InvalidPrompt: not a text, invalid Unicode, or a text for which the tokenizer has no ids.
@@ -256,13 +256,13 @@ class InputProcessor:
                 raise InvalidPrompt(
                     f"the prompt has half a character (a lone surrogate) at position {error.start}; send valid Unicode."
                 ) from error
-        return self._tokenizer.encode_compactly(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode_compact(text, add_special_tokens=add_special_tokens)
 
     def _special_ids(self, tokens: Collection[str]) -> frozenset[int]:
         """Return the ids of those of the tokens that are special tokens of this model."""
         return self._tokenizer.special_token_ids.intersection(map(self._tokenizer.token_id, tokens))
 
-    def _kept(self, framing: PromptFraming, params: SamplingParams) -> slice:
+    def _kept(self, framing: PromptEncodingOptions, params: SamplingParams) -> slice:
         """Return the slice of its tokens that a prompt keeps."""
         most = framing.truncate_prompt_tokens
         if most is None:
@@ -278,26 +278,26 @@ class InputProcessor:
         params: SamplingParams,
         add_special_tokens: bool,
         kept: slice,
-        calls: FreeCalls | RequiredCall | None = None,
+        calls: FreeCalls | RequiredCallSyntax | None = None,
     ) -> PromptInput:
         if isinstance(text, str) and kept == WHOLE:
-            least = self._tokenizer.fewest_tokens(text)  # an exact count of megabytes of text would take seconds
+            least = self._tokenizer.min_num_tokens(text)  # an exact count of megabytes of text would take seconds
             if least >= self._max_model_len:
                 raise self._too_long(f"at least {least} tokens, by its {len(text)} characters", least)
-            if len(text) > self._usual_chars:
-                self._check_beginnings(text, add_special_tokens)
+            if len(text) > self._first_chars:
+                self._check_prefixes(text, add_special_tokens)
         token_ids = self.encode(text, add_special_tokens=add_special_tokens)
         # The ids of a tokenizer that passed check_vocab are in range, so only their number is checked.
         return self._checked(text, tuple(token_ids[kept]), params, calls)
 
-    def _check_beginnings(self, text: str, add_special_tokens: bool) -> None:
+    def _check_prefixes(self, text: str, add_special_tokens: bool) -> None:
         """Refuse a text that is far too long by its beginning; encoding all of it may take minutes.
 
         A beginning of more than twice the context is certain: cutting may give its last words more tokens than they
         have in
         the whole text, but not so many.
         """
-        size = self._usual_chars
+        size = self._first_chars
         while size < len(text):
             num_tokens = len(self.encode(text[:size], add_special_tokens=add_special_tokens))
             if num_tokens > 2 * self._max_model_len:
@@ -334,7 +334,7 @@ class InputProcessor:
         text: str | None,
         token_ids: tuple[int, ...],
         params: SamplingParams,
-        calls: FreeCalls | RequiredCall | None = None,
+        calls: FreeCalls | RequiredCallSyntax | None = None,
     ) -> PromptInput:
         num_left = self._max_model_len - len(token_ids)
         if not token_ids:

@@ -123,13 +123,13 @@ class _Sequence:
     """Tokens to prefill when it starts."""
     num_tokens_left: int
     max_tokens: int
-    tier: _Tier
+    tier: _TierLoad
     is_waiting: bool = True
     num_output_tokens: int = 0
 
 
 @dataclass(slots=True)
-class _Tier:
+class _TierLoad:
     """The load of one service tier; the foreground does not wait for the background."""
 
     num_sequences: int = 0
@@ -164,8 +164,8 @@ class LoadMeter:
         self._unread: Unread[Event | _Sequence | str] = Unread(self._read)
         """Events, sent sequences, and ids of sequences that ended here, not yet counted."""
         self._sequences: dict[str, _Sequence] = {}
-        self._foreground = _Tier()
-        self._background = _Tier()
+        self._foreground = _TierLoad()
+        self._background = _TierLoad()
         self._num_slots = max_num_seqs
         self._num_generated: defaultdict[str, int] = defaultdict(int)
         """Output tokens by tenant. A Counter would be slower: it looks up the method that sets an item each time."""

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from twostroke.client.chat_inputs import ChatInputs
-from twostroke.client.front_desk import FrontDesk
+from twostroke.client.front_desk import TextFrontend
 from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
@@ -24,7 +24,7 @@ from twostroke.sampling_params import SamplingParams
 from twostroke.startup.assembly import BuiltEngine, build_engine
 
 
-class TextEngine(FrontDesk):
+class TextEngine(TextFrontend):
     """An engine that takes prompts and returns RequestOutputs, one step at a time.
 
     Not thread-safe except for `prepare`: work that takes long for one prompt can be done outside the thread that steps.
@@ -120,11 +120,11 @@ class TextEngine(FrontDesk):
 
         An exception from it is never the fault of a request, and ends this engine (`is_whole`). Callers in the main
         thread
-        hold Ctrl-C back meanwhile (`interrupts_held`).
+        hold Ctrl-C back meanwhile (`hold_interrupts`).
         """
         self.check_open()
         self._is_whole = False
-        ended = self.take_ended()
+        ended = self.take_aborted()
         outputs = self.take_in(self.engine.step())
         self._is_whole = True
         return [*ended, *outputs]
@@ -146,18 +146,16 @@ class TextEngine(FrontDesk):
             )
 
 
-def build_text_engine(
-    config: EngineConfig, around_executor: Callable[[Executor], Executor] | None = None
-) -> TextEngine:
+def build_text_engine(config: EngineConfig, wrap_executor: Callable[[Executor], Executor] | None = None) -> TextEngine:
     """Load a model and build the engine with text at both ends; arguments and errors are those of `build_engine`."""
-    return TextEngine(build_engine(config, around_executor))
+    return TextEngine(build_engine(config, wrap_executor))
 
 
 # ------------------------------------------------------------------ Ctrl-C between two steps
 
 
 @contextmanager
-def interrupts_held() -> Generator[Callable[[], None]]:
+def hold_interrupts() -> Generator[Callable[[], None]]:
     """Hold SIGINT back; the yielded function, called between steps, delivers the signal if it came.
 
     The previous handler then runs, which raises KeyboardInterrupt unless the program has its own. A second Ctrl-C is

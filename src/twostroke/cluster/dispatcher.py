@@ -30,9 +30,9 @@ from twostroke.cluster.routed_placer import Place, Placer, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import DropKV, FetchKV
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
-from twostroke.kv_cache.prefix_cache import salt_of_drift
+from twostroke.kv_cache.prefix_cache import drift_salt
 from twostroke.kv_transfer.transport import KVSource
-from twostroke.outputs import NumericDrift, drift_words, merged_drift
+from twostroke.outputs import NumericDrift, drift_description, merged_drift
 from twostroke.pools.member import Role
 from twostroke.request import FinishReason
 
@@ -48,7 +48,7 @@ class WorkerOrder(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Dispatched:
+class DispatchResult:
     """Results of a decision: commands to send and updates to deliver."""
 
     orders: list[WorkerOrder] = field(default_factory=list[WorkerOrder])
@@ -76,7 +76,7 @@ class _Sequence:
     """Id of the import of its KV by the decode worker; None from that worker's first token on."""
     is_decoding: bool = False
     """Whether the decode worker was told to run it."""
-    num_fruitless: int = 0
+    num_deaths_without_progress: int = 0
     """Number of worker deaths in a row without a token delivered in between."""
     numerics: NumericDrift = field(default_factory=dict[str, list[str]])
     """Numerics of all workers that have run the sequence: by name, the values in order of first use."""
@@ -132,7 +132,7 @@ class Dispatcher:
         self._numbers = itertools.count(1)
         self.num_resumed = 0
         """Number of attempts that resumed another."""
-        self.num_fenced = 0
+        self.num_late_updates = 0
         """Number of updates dropped because they were late."""
 
     @property
@@ -149,52 +149,52 @@ class Dispatcher:
         """Return the number of sequences that need a worker."""
         return sum(worker_id in sequence.worker_ids for sequence in self._sequences.values())
 
-    def add(self, request: GenerationRequest) -> Dispatched:
+    def add(self, request: GenerationRequest) -> DispatchResult:
         """Add a sequence to run."""
         assert request.request_id not in self._sequences, f"sequence {request.request_id!r} is not new"
         sequence = _Sequence(request, array("i", request.new_request.output_token_ids), cache_salt=request.cache_salt)
         self._sequences[sequence.name] = sequence
-        outcome = Dispatched()
+        outcome = DispatchResult()
         self._begin(sequence, outcome)
         return outcome
 
-    def finish(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> Dispatched:
+    def finish(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> DispatchResult:
         """End a sequence from outside; unknown ones are ignored."""
-        outcome = Dispatched()
+        outcome = DispatchResult()
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
-            self._withdraw(sequence, outcome, reason, num_output_tokens)
+            self._end_attempt(sequence, outcome, reason, num_output_tokens)
             self._forget(sequence)
         return outcome
 
-    def worker_ready(self, member: ReadyWorker) -> Dispatched:
+    def worker_ready(self, member: ReadyWorker) -> DispatchResult:
         """Add a worker that accepts requests, and resume sequences that wait for one.
 
         A decode worker also takes over the sequences that prefill workers decode for lack of one; their KV is lent
         as usual.
         """
         self._members[member.worker_id] = member
-        outcome = Dispatched()
+        outcome = DispatchResult()
         for sequence in [s for s in self._sequences.values() if s.place is None]:
             self._begin(sequence, outcome)
         if member.role is Role.DECODE:
-            for sequence in [s for s in self._sequences.values() if self._is_on_a_stand_in(s)]:
+            for sequence in [s for s in self._sequences.values() if self._decodes_on_prefill_worker(s)]:
                 place = self._place(sequence)
                 if place is None:  # too large for the decode workers: the prefill worker keeps it
                     continue
-                self._withdraw(sequence, outcome, FinishReason.ABORT, None)
+                self._end_attempt(sequence, outcome, FinishReason.ABORT, None)
                 self.num_resumed += 1
                 self._begin(sequence, outcome, place)
         return outcome
 
-    def worker_gone(self, worker_id: str, cause: str) -> Dispatched:
+    def worker_gone(self, worker_id: str, cause: str) -> DispatchResult:
         """Remove a worker that has died or was given up, and resume its sequences elsewhere."""
         self._members.pop(worker_id, None)
-        outcome = Dispatched()
-        for sequence in self._held_up_without(worker_id):
-            self._withdraw(sequence, outcome, FinishReason.ABORT, None, but=worker_id)
-            sequence.num_fruitless += 1
-            if sequence.num_fruitless >= MAX_ATTEMPTS:
+        outcome = DispatchResult()
+        for sequence in self._sequences_needing(worker_id):
+            self._end_attempt(sequence, outcome, FinishReason.ABORT, None, but=worker_id)
+            sequence.num_deaths_without_progress += 1
+            if sequence.num_deaths_without_progress >= MAX_ATTEMPTS:
                 outcome.lost.append((sequence.name, f"{cause}, {MAX_ATTEMPTS} times in a row with this request"))
                 self._forget(sequence)
             else:
@@ -206,42 +206,42 @@ class Dispatcher:
         """Give a worker no more sequences; those it has continue."""
         self._members.pop(worker_id, None)
 
-    def migrate(self, worker_id: str) -> Dispatched:
+    def migrate(self, worker_id: str) -> DispatchResult:
         """Withdraw a retired worker's remaining sequences, and resume them elsewhere."""
-        outcome = Dispatched()
-        for sequence in self._held_up_without(worker_id):
-            self._withdraw(sequence, outcome, FinishReason.ABORT, None)
+        outcome = DispatchResult()
+        for sequence in self._sequences_needing(worker_id):
+            self._end_attempt(sequence, outcome, FinishReason.ABORT, None)
             self.num_resumed += 1
             self._begin(sequence, outcome)
         return outcome
 
-    def give_up(self, cause: str) -> Dispatched:
+    def give_up(self, cause: str) -> DispatchResult:
         """Give up all sequences, because no worker will run them."""
-        outcome = Dispatched()
+        outcome = DispatchResult()
         for sequence in list(self._sequences.values()):
             outcome.lost.append((sequence.name, cause))
-            self._withdraw(sequence, outcome, FinishReason.ABORT, None)
+            self._end_attempt(sequence, outcome, FinishReason.ABORT, None)
             self._forget(sequence)
         return outcome
 
-    def take_in(self, worker_id: str, updates: Iterable[TokenUpdate]) -> Dispatched:
+    def take_in(self, worker_id: str, updates: Iterable[TokenUpdate]) -> DispatchResult:
         """Process the updates of a worker's step; drop late ones."""
-        outcome = Dispatched()
+        outcome = DispatchResult()
         for update in updates:
             sequence = self._by_name_there.get(update.request_id)
             if sequence is None or sequence.worker_id != worker_id or update.start != len(sequence.token_ids):
-                self.num_fenced += 1
+                self.num_late_updates += 1
                 continue
             self._deliver(sequence, update, outcome)
         return outcome
 
-    def _is_on_a_stand_in(self, sequence: _Sequence) -> bool:
+    def _decodes_on_prefill_worker(self, sequence: _Sequence) -> bool:
         """Return whether a prefill worker decodes the sequence, beyond the token that a prefill ends with."""
         worker = None if sequence.place is None else self._members.get(sequence.place.decode)
         num_left = sequence.request.max_tokens - len(sequence.token_ids)
         return worker is not None and worker.role is Role.PREFILL and num_left > 1
 
-    def _held_up_without(self, worker_id: str) -> list[_Sequence]:
+    def _sequences_needing(self, worker_id: str) -> list[_Sequence]:
         """Return the sequences that cannot continue without a worker.
 
         Sequences that already decode on another worker can: it computes KV that does not arrive.
@@ -259,7 +259,7 @@ class Dispatcher:
         token_ids = (*sequence.request.new_request.prompt_token_ids, *sequence.token_ids)
         return self._placer.place(sequence.request, token_ids, list(self._members.values()), self.live_on)
 
-    def _begin(self, sequence: _Sequence, outcome: Dispatched, place: Place | None = None) -> None:
+    def _begin(self, sequence: _Sequence, outcome: DispatchResult, place: Place | None = None) -> None:
         """Start another attempt from what was delivered; the sequence waits if no worker can take it.
 
         Args:
@@ -276,7 +276,7 @@ class Dispatcher:
         drift = self._compare_numerics(sequence)
         if drift:
             outcome.drifted.append((sequence.name, drift))
-        told = replace(place, reason=f"{place.reason}; numerics differ: {drift_words(drift)}") if drift else place
+        told = replace(place, reason=f"{place.reason}; numerics differ: {drift_description(drift)}") if drift else place
         outcome.placed.append((attempt_name(sequence.name, sequence.attempt + 1), told))
         sequence.cache_salt = self._cache_salt(sequence)
         sequence.attempt += 1
@@ -316,7 +316,7 @@ class Dispatcher:
         if place is None or place.prefill is None:
             return salt
         giver, taker = self._members[place.prefill], self._members[place.decode]
-        return salt if giver.numerics == taker.numerics else salt_of_drift(salt, giver.numerics)
+        return salt if giver.numerics == taker.numerics else drift_salt(salt, giver.numerics)
 
     def _request_of(self, sequence: _Sequence, import_id: int | None = None) -> GenerationRequest:
         """Return the request as the next worker runs it."""
@@ -332,9 +332,9 @@ class Dispatcher:
         )
         return replace(request, new_request=new, import_id=import_id, cache_salt=sequence.cache_salt)
 
-    def _deliver(self, sequence: _Sequence, update: TokenUpdate, outcome: Dispatched) -> None:
+    def _deliver(self, sequence: _Sequence, update: TokenUpdate, outcome: DispatchResult) -> None:
         if update.token_ids:
-            sequence.num_fruitless = 0
+            sequence.num_deaths_without_progress = 0
             if sequence.is_decoding:
                 sequence.import_id = None
         sequence.token_ids.extend(update.token_ids)
@@ -375,10 +375,10 @@ class Dispatcher:
             num_cached_tokens=sequence.news.num_cached_tokens,
         )
 
-    def _withdraw(
+    def _end_attempt(
         self,
         sequence: _Sequence,
-        outcome: Dispatched,
+        outcome: DispatchResult,
         reason: FinishReason,
         num_output_tokens: int | None,
         but: str | None = None,

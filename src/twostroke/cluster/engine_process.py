@@ -24,14 +24,14 @@ from twostroke.cluster.messages import (
     decode_report,
     encode_message,
 )
-from twostroke.cluster.wires import FolderWires, Wires
+from twostroke.cluster.wires import FolderSockets, ProcessSockets
 
 COMMAND = child_command("twostroke.cluster.process")
 STOP_PATIENCE_S = 10.0
 """Seconds that a process may take to stop before it is killed."""
 LOADING_SILENCE_S = 60.0
 """Seconds that a loading process may be silent before it is killed, because it was stopped or hangs."""
-LAST_WORDS_S = 0.2
+FINAL_REPORTS_S = 0.2
 """Seconds after its exit during which a process's last reports may still arrive through the socket."""
 
 
@@ -43,12 +43,12 @@ class EngineProcess:
     Args:
         child: the process.
         wires: sockets to it.
-        last_words_s: seconds to wait for reports after its exit; 0 loses nothing where other workers recompute them.
+        final_reports_s: seconds to wait for reports after its exit; 0 loses nothing where other workers recompute them.
     """
 
-    def __init__(self, child: Child, wires: Wires, last_words_s: float) -> None:
+    def __init__(self, child: Child, wires: ProcessSockets, final_reports_s: float) -> None:
         self._child = child
-        self._last_words_s = last_words_s
+        self._last_words_s = final_reports_s
         self._context: zmq.Context[Any] = zmq.Context()
         # Sending never blocks: the sockets queue messages even before the other process exists.
         self._commands, self._reports = wires.ends(self._context)
@@ -76,7 +76,7 @@ class EngineProcess:
         command: Sequence[str] = COMMAND,
         *,
         forks: ForkServer | None = None,
-        last_words_s: float = LAST_WORDS_S,
+        final_reports_s: float = FINAL_REPORTS_S,
     ) -> EngineProcess:
         """Start a child of this process and send it its first message.
 
@@ -84,7 +84,7 @@ class EngineProcess:
             start: the engine to load.
             command: command line of the child.
             forks: fork server to fork the child from instead.
-            last_words_s: see EngineProcess.
+            final_reports_s: see EngineProcess.
 
         Raises:
             SetupError: it could not be forked.
@@ -94,7 +94,7 @@ class EngineProcess:
             child = take_early(command) or LocalChild(command).adopt()
         else:
             child = await forks.fork(Path(tempfile.mkdtemp(prefix="twostroke-")))  # for this user only
-        process = cls(child, FolderWires(child.folder), last_words_s)
+        process = cls(child, FolderSockets(child.folder), final_reports_s)
         process.send(start)
         return process
 

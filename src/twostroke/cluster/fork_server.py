@@ -42,7 +42,7 @@ def fork_on_demand(control: socket.socket) -> str | None:
                 if not _tell(control, _ended(descriptor, children.pop(descriptor))):
                     return _leave(control, children.values())
                 continue
-            folder, descriptors = _asked_for(control, children.values())
+            folder, descriptors = _receive_request(control, children.values())
             if not folder:
                 return None
             try:
@@ -53,7 +53,7 @@ def fork_on_demand(control: socket.socket) -> str | None:
                     return _leave(control, children.values())
                 continue
             if pid == 0:
-                _leave_home(control, descriptors[0])
+                _detach(control, descriptors[0])
                 return folder
             os.close(descriptors[0])
             child = os.pidfd_open(pid)
@@ -63,7 +63,7 @@ def fork_on_demand(control: socket.socket) -> str | None:
                 return _leave(control, children.values())
 
 
-def _asked_for(control: socket.socket, children: Iterable[int]) -> tuple[str, list[int]]:
+def _receive_request(control: socket.socket, children: Iterable[int]) -> tuple[str, list[int]]:
     """Receive a request: the folder and standard input of a new child; an empty folder: there will be no more
     requests."""
     with contextlib.suppress(ConnectionResetError):
@@ -77,7 +77,7 @@ def _asked_for(control: socket.socket, children: Iterable[int]) -> tuple[str, li
 
 def _leave(control: socket.socket, children: Iterable[int]) -> None:
     """Read the remaining requests after a reply could not be sent; they tell how the connection ended."""
-    while _asked_for(control, children)[0]:
+    while _receive_request(control, children)[0]:
         pass
 
 
@@ -97,7 +97,7 @@ def _tell(control: socket.socket, reply: Forked | ForkFailed | ChildEnded, *desc
     return True
 
 
-def _leave_home(control: socket.socket, standard_input: int) -> None:
+def _detach(control: socket.socket, standard_input: int) -> None:
     """Detach a child from the server: close all inherited descriptors and start a new session."""
     os.setsid()
     os.dup2(standard_input, 0)

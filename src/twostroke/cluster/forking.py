@@ -20,9 +20,9 @@ from twostroke.cluster.child import ending_words, kill_group
 from twostroke.errors import SetupError
 
 SERVER = child_command("twostroke.cluster.fork_server")
-TOLD_WITHIN_S = 1.0
+EXIT_REPORT_TIMEOUT_S = 1.0
 """Seconds to wait for the server's report of how a child ended; the server, as its parent, knows at once."""
-FORKED_WITHIN_S = 60.0
+FORK_TIMEOUT_S = 60.0
 """Seconds for a fork; the server first imports everything."""
 LARGEST_REPLY = 1 << 12
 
@@ -108,11 +108,11 @@ class ForkedChild:
         """Handle the end of the child; wait only a moment for the server, which may be gone, to report how it ended."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._descriptor)
-        loop.call_later(TOLD_WITHIN_S, self.ended, "has ended")
+        loop.call_later(EXIT_REPORT_TIMEOUT_S, self.ended, "has ended")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingFork:
     """A child that was requested and does not exist yet."""
 
     folder: Path
@@ -128,7 +128,7 @@ class ForkServer:
         self._process: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
         self._starts = asyncio.Lock()
-        self._asked: deque[_Asked] = deque()
+        self._asked: deque[_PendingFork] = deque()
         """Requests without a reply, in order."""
         self._children: dict[int, ForkedChild] = {}
 
@@ -157,9 +157,9 @@ class ForkServer:
             raise
         finally:
             os.close(reading)
-        asked = _Asked(folder, writing, asyncio.get_running_loop().create_future())
+        asked = _PendingFork(folder, writing, asyncio.get_running_loop().create_future())
         self._asked.append(asked)
-        in_time = asyncio.get_running_loop().call_later(FORKED_WITHIN_S, self._end_server)
+        in_time = asyncio.get_running_loop().call_later(FORK_TIMEOUT_S, self._end_server)
         try:
             return await asked.child
         finally:
@@ -238,7 +238,7 @@ class ForkServer:
         self._children.clear()
 
     @staticmethod
-    def _refuse(asked: _Asked, reason: str) -> None:
+    def _refuse(asked: _PendingFork, reason: str) -> None:
         os.close(asked.pipe)
         shutil.rmtree(asked.folder, ignore_errors=True)
         if not asked.child.done():

@@ -81,7 +81,7 @@ class LocalLauncher:
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
         del name, role
         start = StartEngine(config, port, machine=self._machine)
-        return await EngineProcess.spawn(start, self._command, forks=self._forks, last_words_s=0.0)
+        return await EngineProcess.spawn(start, self._command, forks=self._forks, final_reports_s=0.0)
 
     def is_loaded(self, ready: EngineReady) -> None:
         """Keep the first measurement of the machine; later ones would be made while other processes serve."""

@@ -24,7 +24,7 @@ from twostroke.config.path_codec import plain_path, read_path
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched, LenderFacts
+from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched, LenderAddress
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.event_codec import PackedEvent
@@ -79,7 +79,7 @@ class EngineReady(_Message):
     """Report that the model is loaded."""
 
     facts: EngineFacts
-    lender: LenderFacts | None = None
+    lender: LenderAddress | None = None
     """Address at which its KV can be fetched; None: it lends none."""
     geometry: KVGeometry | None = None
     """Identity, numerics and layout of its KV, in a pool."""

@@ -21,7 +21,7 @@ from twostroke.pools.member import Role
 
 log = get_logger(__name__)
 
-HEARTBEATS_IN_TIME = 4
+HEARTBEATS_PER_TIMEOUT = 4
 """Heartbeats per timeout: a process sends so many before it counts as dead."""
 MAX_FAST_DEATHS = 3
 """Fast deaths in a row after which a worker is no longer counted on until it is back."""
@@ -64,7 +64,7 @@ class PoolWorker:
     restart_delays_s: tuple[float, ...] = (0.0, 0.5, 2.0, 5.0, 10.0)
     """Seconds before a start, by the number of deaths in a row, of which a late one counts as the first; the last value
     from then on."""
-    soon_s = 5.0
+    fast_death_s = 5.0
     """Seconds after loading within which a death counts as fast, if no token was made."""
     gives_up = False
     """Whether restarts end after some fast deaths, instead of going on from time to time."""
@@ -152,7 +152,7 @@ class PoolWorker:
     def start(self) -> None:
         """Start the first process, and restart it as needed."""
         self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self.place}")
-        self._task.add_done_callback(self._life_ended)
+        self._task.add_done_callback(self._on_task_done)
 
     def send(self, command: Command) -> None:
         """Queue a command. It is lost if the process has died; its sequences resume elsewhere."""
@@ -213,7 +213,7 @@ class PoolWorker:
             cause = await self._run()
             if self._is_closing.is_set():
                 return
-            if monotonic_clock() - self._ready_s > self.soon_s:
+            if monotonic_clock() - self._ready_s > self.fast_death_s:
                 self._num_fast_deaths = 0
             self._num_fast_deaths += 1
             log.error("%s", cause)
@@ -241,7 +241,7 @@ class PoolWorker:
             await asyncio.wait_for(self._is_closing.wait(), pause_s)
         return self._is_closing.is_set()
 
-    def _life_ended(self, life: asyncio.Task[None]) -> None:
+    def _on_task_done(self, life: asyncio.Task[None]) -> None:
         """Mark the worker as failed after an internal error; otherwise it would look alive, but its reports would not
         be read."""
         error = None if life.cancelled() else life.exception()
@@ -257,7 +257,7 @@ class PoolWorker:
         try:
             process = self._spawned = await self._launched()
         except SetupError as error:
-            return self._has_no_start(str(error))
+            return self._start_failed(str(error))
         if process is None:
             return f"{self.words} was not needed any more"
         if self.state is EngineState.STARTING and not self._was_ready:
@@ -266,7 +266,7 @@ class PoolWorker:
             ready = await process.first_report(LOADING_SILENCE_S)
             objection = await self._objection(process, ready)
             if objection or not isinstance(ready, EngineReady):
-                return self._has_no_start(objection)
+                return self._start_failed(objection)
             self.facts, self.geometry = ready.facts, ready.geometry
             self.meter = LoadMeter(ready.facts.max_num_seqs, is_fair=ready.facts.is_fair)
             self._process = process
@@ -311,7 +311,7 @@ class PoolWorker:
             process.kill()
         return process
 
-    def _has_no_start(self, cause: str) -> str:
+    def _start_failed(self, cause: str) -> str:
         """Return why no process started; a caller that waits for the first start gets the error."""
         if self._was_ready:
             return f"{self.words} could not be started again: {cause}"

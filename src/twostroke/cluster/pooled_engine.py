@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from twostroke.client.engine_client import EngineState, PoolMember
 from twostroke.client.load import EngineLoad, combined
-from twostroke.cluster.dispatcher import Dispatched, Dispatcher
+from twostroke.cluster.dispatcher import Dispatcher, DispatchResult
 from twostroke.cluster.gateway_log import GatewayLog
 from twostroke.cluster.launcher import Launcher, launcher_for
 from twostroke.cluster.messages import Add, Command, EngineReady, Progress
@@ -39,7 +39,7 @@ from twostroke.request import FinishReason
 
 log = get_logger(__name__)
 
-LOOKS_EVERY_S = 0.1
+POLL_INTERVAL_S = 0.1
 """Seconds between checks for workers that are silent."""
 
 
@@ -109,7 +109,7 @@ class PooledEngine(ProcessClient):
     def _standing(self) -> tuple[EngineState, str]:
         """Return RUNNING while any worker decodes, even a prefill worker for lack of a decode worker."""
         decoders = self._pool.of(Role.DECODE)
-        if any(worker.is_ready for worker in decoders) or self._has_stand_in:
+        if any(worker.is_ready for worker in decoders) or self._prefill_can_decode:
             cause = ", ".join(f"{w.worker_id} is {w.state}" for w in self._pool.workers if not w.is_ready)
             return EngineState.RUNNING, cause or "all workers run"
         has_failed = all(worker.state is EngineState.FAILED for worker in decoders)
@@ -117,7 +117,7 @@ class PooledEngine(ProcessClient):
         return EngineState.FAILED if has_failed else EngineState.STARTING, cause or "all workers run"
 
     @property
-    def _has_stand_in(self) -> bool:
+    def _prefill_can_decode(self) -> bool:
         """Whether a prefill worker can decode while no decode worker is ready."""
         return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
@@ -173,7 +173,7 @@ class PooledEngine(ProcessClient):
         except BaseException:
             await self.close()
             raise
-        looks = self._look_after(LOOKS_EVERY_S, self._pools.heartbeat_timeout_s, self._look_for_late_workers)
+        looks = self._look_after(POLL_INTERVAL_S, self._pools.heartbeat_timeout_s, self._report_late_workers)
         self._run(looks, "twostroke-watch")
         if self._scaling.is_wanted:
             self._run(self._scale_with_load(), "twostroke-scaling")
@@ -330,7 +330,7 @@ class PooledEngine(ProcessClient):
         """Resume elsewhere the sequences that a leaving worker has not ended in time."""
         self._carry_out(self._dispatcher.migrate(worker_id))
 
-    def _carry_out(self, outcome: Dispatched) -> None:
+    def _carry_out(self, outcome: DispatchResult) -> None:
         now_s = self.now_s()
         routed = [
             RequestRouted(now_s, GATEWAY, name, place.decode, place.prefill, place.reason)
@@ -350,7 +350,7 @@ class PooledEngine(ProcessClient):
             self.deliver(outcome.updates)
         for sequence_id, cause in outcome.lost:
             self._log.ended(sequence_id, FinishReason.ERROR)
-            self.lose_sequence(sequence_id, cause)
+            self.fail_sequence(sequence_id, cause)
 
     def _count(self, worker: PoolWorker, command: Command) -> None:
         """Count a prompt that is about to be sent to a worker."""
@@ -422,7 +422,7 @@ class PooledEngine(ProcessClient):
             if worker.state is not EngineState.FAILED
         ]
 
-    def _look_for_late_workers(self) -> None:
+    def _report_late_workers(self) -> None:
         """Report workers that have finished no step for long to the router, which then prefers others for new
         requests."""
         now_s = self.now_s()

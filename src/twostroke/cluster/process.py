@@ -40,7 +40,7 @@ from twostroke.cluster.messages import (
 from twostroke.cluster.wires import engine_ends, unbounded
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
-from twostroke.engine.garbage import keep_what_is_there
+from twostroke.engine.garbage import freeze_gc
 from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.pool_engine import PoolEngine
@@ -48,7 +48,7 @@ from twostroke.errors import TwostrokeError
 from twostroke.event_codec import PackedEvent, pack
 from twostroke.events import Event, StepScheduled
 from twostroke.log import get_logger
-from twostroke.parent_death import signal_at_parents_death
+from twostroke.parent_death import signal_at_parent_death
 from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start
 from twostroke.runner.model_runner import Executor
@@ -58,13 +58,13 @@ from twostroke.startup.handover_ends import HandoverEnds
 log = get_logger(__name__)
 
 _OWN = "inproc://own-commands"
-FLOORS_OF_A_STEP = 20
+MAX_STEP_SLOWDOWN = 20
 """Multiple of the machine's best time for a step up to which a slow step counts as late, not lost."""
-COMMANDS_A_STEP = 64
+MAX_COMMANDS_PER_STEP = 64
 """Most commands handled between two steps, so that a request of a thousand prompts does not delay running ones."""
 
 
-class _Outbox:
+class _EventQueue:
     """Events that wait to be sent to the other process."""
 
     def __init__(self, channel: Channel) -> None:
@@ -98,7 +98,7 @@ class Channel:
         self._is_closed = False
         self._has_reported = False
         """Whether a report was sent since the heartbeat thread last looked."""
-        self._came_round_s = math.inf
+        self._last_pass_s = math.inf
         """Time at which the loop last read commands; infinite before it runs and while it waits for some."""
         self.step_floor_s = 0.0
         """Minimum time of the current step on this machine."""
@@ -109,7 +109,7 @@ class Channel:
 
     def is_loading(self) -> None:
         """Suspend the loop's deadline while the model loads, however long that takes."""
-        self._came_round_s = math.inf
+        self._last_pass_s = math.inf
 
     def leave(self) -> None:
         """Drop all later reports and end the loop after its current step; may be called from any thread."""
@@ -126,7 +126,7 @@ class Channel:
                 self._own.connect(_OWN)
             self._own.send(encode_message(command))
 
-    def tell_alive(self, is_over: threading.Event, every_s: float, step_patience_s: float) -> None:
+    def send_heartbeats(self, is_over: threading.Event, every_s: float, step_patience_s: float) -> None:
         """Send a heartbeat whenever nothing else was sent for a while, in a thread that does nothing else.
 
         A report makes a heartbeat unnecessary, and each heartbeat wakes up the gateway.
@@ -137,20 +137,20 @@ class Channel:
             step_patience_s: seconds without a pass of the loop, beyond the time of its step, after which none is sent.
         """
         while not is_over.wait(every_s):
-            allowed_s = step_patience_s + FLOORS_OF_A_STEP * self.step_floor_s
-            if not self._has_reported and monotonic_clock() - self._came_round_s < allowed_s:
+            allowed_s = step_patience_s + MAX_STEP_SLOWDOWN * self.step_floor_s
+            if not self._has_reported and monotonic_clock() - self._last_pass_s < allowed_s:
                 self.send(Alive())
             self._has_reported = False
 
     def receive(self, *, wait: bool) -> Command | None:
         """Return the next command; None if there is none and `wait` is False."""
-        self._came_round_s = math.inf if wait else monotonic_clock()
+        self._last_pass_s = math.inf if wait else monotonic_clock()
         try:
             return decode_command(self._commands.recv(0 if wait else zmq.NOBLOCK))
         except zmq.Again:
             return None
         finally:
-            self._came_round_s = monotonic_clock()
+            self._last_pass_s = monotonic_clock()
 
     def send(self, report: Report) -> None:
         """Queue a report; may be called from any thread."""
@@ -171,22 +171,22 @@ class Channel:
         self._context.term()
 
 
-def serve(folder: Path, around_executor: Callable[[Executor], Executor] | None = None, imports_s: float = 0.0) -> int:
+def serve(folder: Path, wrap_executor: Callable[[Executor], Executor] | None = None, imports_s: float = 0.0) -> int:
     """Load the engine that the first command names and run it to the end; return the process's exit code.
 
     Args:
         folder: folder of the sockets.
-        around_executor: wraps the executor that computes; tests inject faults there.
+        wrap_executor: wraps the executor that computes; tests inject faults there.
         imports_s: seconds that this process took for its imports.
     """
     channel = Channel(folder)
     channel.imports_s = imports_s
-    return run(channel, around_executor)
+    return run(channel, wrap_executor)
 
 
 def run(
     channel: Channel,
-    around_executor: Callable[[Executor], Executor] | None = None,
+    wrap_executor: Callable[[Executor], Executor] | None = None,
     *,
     is_whole_process: bool = True,
     step_patience_s: float | None = None,
@@ -195,7 +195,7 @@ def run(
 
     Args:
         channel: source of commands.
-        around_executor: see serve.
+        wrap_executor: see serve.
         is_whole_process: whether this process runs nothing else, so that its clock and memory are the engine's.
         step_patience_s: seconds without reading commands, beyond the time of a step, up to which it counts as alive;
             None: as the first command says.
@@ -207,7 +207,7 @@ def run(
         assert isinstance(start, StartEngine), f"the first command was {start}"
         if is_whole_process:
             monotonic_clock.ahead_s = start.clock_ahead_s
-        return _run(channel, start, around_executor, is_whole_process, step_patience_s)
+        return _run(channel, start, wrap_executor, is_whole_process, step_patience_s)
     finally:
         channel.close()
 
@@ -215,21 +215,21 @@ def run(
 def _run(
     channel: Channel,
     start: StartEngine,
-    around_executor: Callable[[Executor], Executor] | None,
+    wrap_executor: Callable[[Executor], Executor] | None,
     is_whole_process: bool,
     step_patience_s: float | None,
 ) -> int:
-    outbox = _Outbox(channel)
+    outbox = _EventQueue(channel)
     heartbeat = start.heartbeat if start.handover is None else start.handover.heartbeat
-    heart = None if heartbeat is None else _Heart(channel, heartbeat, step_patience_s)
+    heart = None if heartbeat is None else _HeartbeatThread(channel, heartbeat, step_patience_s)
     try:
-        return _serve(channel, start, around_executor, outbox, is_whole_process=is_whole_process)
+        return _serve(channel, start, wrap_executor, outbox, is_whole_process=is_whole_process)
     finally:
         if heart is not None:
             heart.stop()
 
 
-class _Heart:
+class _HeartbeatThread:
     """A thread that sends heartbeats, from the first command on."""
 
     def __init__(self, channel: Channel, heartbeat: Heartbeat, step_patience_s: float | None) -> None:
@@ -237,7 +237,7 @@ class _Heart:
         self._is_over = threading.Event()
         patience_s = heartbeat.step_timeout_s if step_patience_s is None else step_patience_s
         beat = (self._is_over, heartbeat.every_s, patience_s)
-        self._thread = threading.Thread(target=channel.tell_alive, args=beat, daemon=True, name="twostroke-heart")
+        self._thread = threading.Thread(target=channel.send_heartbeats, args=beat, daemon=True, name="twostroke-heart")
         self._thread.start()
 
     def stop(self) -> None:
@@ -249,15 +249,15 @@ class _Heart:
 def _serve(
     channel: Channel,
     start: StartEngine,
-    around_executor: Callable[[Executor], Executor] | None,
-    outbox: _Outbox,
+    wrap_executor: Callable[[Executor], Executor] | None,
+    outbox: _EventQueue,
     *,
     is_whole_process: bool,
 ) -> int:
     # messages of the hand-over's threads go through the command queue
     ends = None if start.handover is None else HandoverEnds(start.handover, secrets.randbits(63), channel.post)
     try:
-        built = build_engine(start.config, around_executor, listeners=(outbox,), handover=ends, machine=start.machine)
+        built = build_engine(start.config, wrap_executor, listeners=(outbox,), handover=ends, machine=start.machine)
     except TwostrokeError as error:
         channel.send(Refused(str(error)))
         return 1
@@ -273,7 +273,7 @@ def _serve(
         channel.send(ready)
     built.grammars.warm_up()
     if is_whole_process:
-        keep_what_is_there()
+        freeze_gc()
     if ends is not None:
         channel.send(ready)
     channel.send(Progress((), outbox.take()))
@@ -289,7 +289,7 @@ def _serve(
     return 0
 
 
-def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
+def _loop(channel: Channel, engine: Engine, outbox: _EventQueue) -> None:
     """Run commands between steps, and steps while there is work; otherwise wait for a command."""
     while not channel.is_left:
         command = channel.receive(wait=not engine.has_work)
@@ -298,7 +298,7 @@ def _loop(channel: Channel, engine: Engine, outbox: _Outbox) -> None:
             if not _obey(command, channel, engine):
                 return
             num_obeyed += 1
-            command = channel.receive(wait=False) if num_obeyed < COMMANDS_A_STEP else None
+            command = channel.receive(wait=False) if num_obeyed < MAX_COMMANDS_PER_STEP else None
         updates = engine.step() if engine.has_work else ()
         events = outbox.take()
         if updates or events:
@@ -334,15 +334,15 @@ def end_with_parent(at_death: signal.Signals) -> None:
             pass
         os._exit(0)
 
-    signal_at_parents_death(at_death)
+    signal_at_parent_death(at_death)
     threading.Thread(target=watch, daemon=True, name="twostroke-parent").start()
 
 
-def main(around_executor: Callable[[Executor], Executor] | None = None, folder: str | None = None) -> None:
+def main(wrap_executor: Callable[[Executor], Executor] | None = None, folder: str | None = None) -> None:
     """Run an engine process.
 
     Args:
-        around_executor: see serve.
+        wrap_executor: see serve.
         folder: folder of the sockets; None: the command line names it.
     """
     imports_s = seconds_since_start() if folder is None else 0.0
@@ -352,7 +352,7 @@ def main(around_executor: Callable[[Executor], Executor] | None = None, folder: 
     end_with_parent(signal.SIGKILL if folder is None else signal.SIGCONT)
     home = Path(folder or sys.argv[1])
     try:
-        code = serve(home, around_executor, imports_s)
+        code = serve(home, wrap_executor, imports_s)
     except Exception:
         if home.exists():
             raise

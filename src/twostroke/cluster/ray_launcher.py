@@ -2,7 +2,7 @@
 
     gateway                                        some node
     ───────                                        ─────────
-    RayLauncher ── creates an actor, by Ray ─────► _Seat
+    RayLauncher ── creates an actor, by Ray ─────► _EngineActor
                                                      │ starts, as its child
     EngineProcess ◄══ two sockets, with keys ══════► python -m twostroke.cluster.process
                                                      ║ KV, by TCP
@@ -46,7 +46,7 @@ from twostroke.cluster.ray_room import (
     installed_version,
     shortage,
 )
-from twostroke.cluster.wires import NetworkEnd, NetworkWires
+from twostroke.cluster.wires import NetworkEnd, NetworkSockets
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig, decode_engine, prefill_engine
 from twostroke.engine.handover_port import HandoverPort
@@ -68,7 +68,7 @@ KILL_TIMEOUT_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class _Seated:
+class _ActorProcess:
     """Location and keys of a process on a node."""
 
     version: str
@@ -80,10 +80,10 @@ class _Seated:
     """A free port of this node; if another process takes it, the engine does not start and is launched again."""
 
 
-class _Seat:
+class _EngineActor:
     """The actor: a process on a node with the engine process as its child. When the actor ends, so does the child."""
 
-    async def begin(self, gateway_key: bytes) -> _Seated:
+    async def begin(self, gateway_key: bytes) -> _ActorProcess:
         """Start the child, which listens at this node's address and accepts only the owner of the gateway's key."""
         import ray
 
@@ -101,7 +101,7 @@ class _Seat:
             listener.close()  # the child owns them now: after its end connections are refused
         with socket.create_server((host, 0)) as probe:
             free_port = probe.getsockname()[1]
-        return _Seated(__version__, host, ports, self._child.pid, engine_key, free_port)
+        return _ActorProcess(__version__, host, ports, self._child.pid, engine_key, free_port)
 
     async def follow(self, rank: int, size: int, address: str) -> str:
         """Run a rank above 0, and return how it ended. It also ends when rank 0 does."""
@@ -192,8 +192,8 @@ class RayLauncher:
         if place not in self._placed:  # a process that was placed before waits for its node to return
             await self._check_that_a_node_holds(name, role)
         public_key, secret_key = zmq.curve_keypair()
-        wish = self._wish(role)
-        seats = await asyncio.to_thread(_Seats.asked_for, name, wish)
+        wish = self._resources_for(role)
+        seats = await asyncio.to_thread(_EngineActors.asked_for, name, wish)
         actor = seats.actors[0]
         try:
             seated = await asyncio.wait_for(_result(actor.begin.remote(public_key)), PLACE_TIMEOUT_S)
@@ -217,8 +217,8 @@ class RayLauncher:
             load = replace(load, tensor_parallel_address=f"{seated.host}:{seated.free_port}")
             port = msgspec.structs.replace(port, fetches=False)  # ranks on several hosts hand no KV over
         config = replace(config, load=load)
-        wires = NetworkWires(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
-        process = EngineProcess(_SeatedChild(seats, seated, load.tensor_parallel_address), wires, last_words_s=0.0)
+        wires = NetworkSockets(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
+        process = EngineProcess(_ActorChild(seats, seated, load.tensor_parallel_address), wires, final_reports_s=0.0)
         process.send(StartEngine(config, port, ahead_s))
         return process
 
@@ -242,7 +242,7 @@ class RayLauncher:
         if lack is not None:
             raise SetupError(f"{name} asks for {lack.wish}, and no node holds it: {self._has(lack, nodes)}. {_REMEDY}")
 
-    def _wish(self, role: Role) -> Wish:
+    def _resources_for(self, role: Role) -> Wish:
         """Return the resources that a process of a pool needs."""
         num_ranks, name = self._num_ranks[role], role.value if self._pools.cluster_roles else None
         is_spread = num_ranks > 1 and num_ranks * self._num_cpus[role] > self._most_cpus
@@ -255,7 +255,7 @@ class RayLauncher:
             SetupError: it could not.
         """
         wanted = {Role.PREFILL: self._pools.prefill, Role.DECODE: self._pools.decode}
-        if self._pools.prefill and any(self._wish(role).is_spread for role in wanted):
+        if self._pools.prefill and any(self._resources_for(role).is_spread for role in wanted):
             raise SetupError(
                 f"--prefill {self._pools.prefill} with ranks on several nodes: engines whose ranks are on several "
                 f"hosts hand no KV over, and no node has CPUs for all ranks of one ({self._most_cpus:g} CPUs are the "
@@ -267,7 +267,7 @@ class RayLauncher:
             raise SetupError(f"{what} asks for {lack.num_wanted} x {lack.wish}; {self._has(lack, nodes)}. {_REMEDY}")
 
     def _shortage(self, nodes: Sequence[Mapping[str, float]], wanted: Mapping[Role, int]) -> Shortage | None:
-        wishes = {role: self._wish(role) for role in wanted}
+        wishes = {role: self._resources_for(role) for role in wanted}
         may_share = len({replace(wish, role=None) for wish in wishes.values()}) == 1
         return shortage(nodes, wanted, wishes, may_share=may_share)
 
@@ -278,7 +278,7 @@ class RayLauncher:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seats:
+class _EngineActors:
     """The actors of one process: one, or one per rank if the ranks are spread over nodes."""
 
     actors: tuple[Any, ...]
@@ -286,7 +286,7 @@ class _Seats:
     """The placement group; None if there is one actor."""
 
     @classmethod
-    def asked_for(cls, name: str, wish: Wish) -> _Seats:
+    def asked_for(cls, name: str, wish: Wish) -> _EngineActors:
         """Request the actors; Ray places them when there is room."""
         import ray
         from ray.util.placement_group import placement_group
@@ -303,7 +303,7 @@ class _Seats:
                 "max_restarts": 0,  # the pool restarts it
                 "scheduling_strategy": strategy,
             }
-            actors.append(ray.remote(**options)(_Seat).remote())
+            actors.append(ray.remote(**options)(_EngineActor).remote())
         return cls(tuple(actors), group)
 
     def discard(self) -> None:
@@ -319,10 +319,10 @@ class _Seats:
                 remove_placement_group(self.group)
 
 
-class _SeatedChild:
+class _ActorChild:
     """The child of an actor; with several ranks, that of the first one."""
 
-    def __init__(self, seats: _Seats, seated: _Seated, meeting: str | None) -> None:
+    def __init__(self, seats: _EngineActors, seated: _ActorProcess, meeting: str | None) -> None:
         """Watch the actors; `meeting` is the address where the ranks meet, if they have actors of their own."""
         self.pid = seated.pid
         self._seats, self._actor = seats, seats.actors[0]
@@ -375,7 +375,7 @@ class _SeatedChild:
         task.add_done_callback(self._tasks.discard)
 
 
-def _check_same_version(seated: _Seated) -> None:
+def _check_same_version(seated: _ActorProcess) -> None:
     if seated.version != __version__:
         raise SetupError(
             f"the node {seated.host} has twostroke {seated.version}, and this one {__version__}. "

@@ -1,7 +1,7 @@
 """RemoteEngine: an EngineClient whose engine runs in a process of its own, which is watched and restarted when it dies.
 
-    API ──► generate ──► Reception ──► sequences ──► PoolWorker ──► the engine's process
-        ◄── streams ◄── Reception ◄── updates ◄──────────┘
+    API ──► generate ──► StreamingFrontend ──► sequences ──► PoolWorker ──► the engine's process
+        ◄── streams ◄── StreamingFrontend ◄── updates ◄──────────┘
 
 `ProcessClient` is the part shared with the pools of `pooled_engine.py`: streams, health, life cycle, listeners.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypedDict, Unpack
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream
-from twostroke.client.front_desk import Reception
+from twostroke.client.front_desk import StreamingFrontend
 from twostroke.client.load import EngineLoad
 from twostroke.client.submission import Submission
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
@@ -29,10 +29,10 @@ from twostroke.cluster.messages import (
     ResetPrefixCache,
     StartEngine,
 )
-from twostroke.cluster.pool_worker import HEARTBEATS_IN_TIME, PoolWorker
+from twostroke.cluster.pool_worker import HEARTBEATS_PER_TIMEOUT, PoolWorker
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.garbage import look_in_a_lull
+from twostroke.engine.garbage import collect_when_idle
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.token_update import TokenUpdate
@@ -61,7 +61,7 @@ class ClientOptions(TypedDict, total=False):
     """Called in a thread with the cause, when a process has died, the engine stalls or its KV memory is corrupt."""
 
 
-class ProcessClient(Reception, ABC):
+class ProcessClient(StreamingFrontend, ABC):
     """An EngineClient over engines in other processes: streams, health and life cycle."""
 
     def __init__(
@@ -202,10 +202,10 @@ class ProcessClient(Reception, ABC):
             for listener in self._listeners:
                 listener.append(event)
             if kind_of(event) == KVBlockChecked.__name__:
-                self._look_at_check(unpack(event))
-        look_in_a_lull()
+                self._report_corruption(unpack(event))
+        collect_when_idle()
 
-    def _look_at_check(self, event: Event) -> None:
+    def _report_corruption(self, event: Event) -> None:
         """Report corrupt KV memory."""
         if isinstance(event, KVBlockChecked) and event.quarantined:
             self._report_trouble(f"KV memory is corrupt in the cached prefix of {event.request_id}")
@@ -271,11 +271,11 @@ class ProcessClient(Reception, ABC):
         """End all processes."""
 
 
-class _OnlyWorker(PoolWorker):
+class _SingleWorker(PoolWorker):
     """The worker of an engine without a pool; restarts end after some deaths."""
 
     restart_delays_s = (0.0, 0.0, 1.0)
-    soon_s = float("inf")
+    fast_death_s = float("inf")
     gives_up = True
 
     @property
@@ -332,7 +332,7 @@ class RemoteEngine(ProcessClient):
             SetupError: it cannot be loaded as configured.
         """
         self.expect(self._config.load.tokenizer or self._config.load.model)
-        worker = _OnlyWorker(Role.BOTH, 0, self._launch, self)
+        worker = _SingleWorker(Role.BOTH, 0, self._launch, self)
         self._places = (worker,)
         worker.start()
         try:
@@ -340,13 +340,13 @@ class RemoteEngine(ProcessClient):
         except BaseException:
             await self.close()
             raise
-        heartbeat_s = self._step_timeout_s / HEARTBEATS_IN_TIME
+        heartbeat_s = self._step_timeout_s / HEARTBEATS_PER_TIMEOUT
         every_s = min(1.0, self._stall_after_s / 4, heartbeat_s)
         self._run(self._look_after(every_s, self._step_timeout_s), "twostroke-watch")
 
     async def _launch(self, name: str) -> EngineProcess:
         del name
-        heartbeat = Heartbeat(self._step_timeout_s / HEARTBEATS_IN_TIME, self._step_timeout_s)
+        heartbeat = Heartbeat(self._step_timeout_s / HEARTBEATS_PER_TIMEOUT, self._step_timeout_s)
         return await EngineProcess.spawn(StartEngine(self._config, heartbeat=heartbeat), self._command)
 
     # ------------------------------------------------------------------ interface to the front desk

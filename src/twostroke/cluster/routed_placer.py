@@ -11,9 +11,9 @@ from twostroke.client.load import EngineLoad
 from twostroke.config.pools import KVTransport, RoutingConfig
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import LenderFacts
+from twostroke.engine.handover_port import LenderAddress
 from twostroke.events import Event, KVImportEnded, PrefixCacheReset, RequestRouted, StepScheduled
-from twostroke.kv_cache.prefix_cache import BlockNames, names_by_tokens
+from twostroke.kv_cache.prefix_cache import BlockHasher, hash_by_tokens
 from twostroke.pools.member import Member, Role, Transport
 from twostroke.pools.route import RouteRequest
 from twostroke.pools.router import REPORTS_EVERY_S, Router
@@ -25,7 +25,7 @@ class ReadyWorker:
 
     worker_id: str
     role: Role
-    lender: LenderFacts | None
+    lender: LenderAddress | None
     """Address of its KV, if it is a prefill worker."""
     block_size: int
     numerics: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -91,7 +91,7 @@ class RoutedPlacer:
         names: hashes the blocks of prompts.
     """
 
-    def __init__(self, config: RoutingConfig, names: BlockNames = names_by_tokens) -> None:
+    def __init__(self, config: RoutingConfig, names: BlockHasher = hash_by_tokens) -> None:
         self.router = Router(config)
         self._names = names
         self._workers: dict[str, _Worker] = {}
@@ -134,7 +134,7 @@ class RoutedPlacer:
         return 0 if worker is None else worker.num_free_blocks
 
     @property
-    def num_on_the_way(self) -> int:
+    def num_handovers(self) -> int:
         """Number of hand-overs whose end was not reported yet."""
         return len(self._on_the_way)
 

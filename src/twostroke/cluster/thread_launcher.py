@@ -27,7 +27,7 @@ from pathlib import Path
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.messages import EngineReady, StartEngine
 from twostroke.cluster.process import Channel, run
-from twostroke.cluster.wires import FolderWires
+from twostroke.cluster.wires import FolderSockets
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.handover_port import HandoverPort
@@ -42,7 +42,7 @@ log = get_logger(__name__)
 STEP_PATIENCE_S = 30.0
 """Seconds that a pass of the loop may take. A step is a chunk of a prompt or a token each; the longest takes
 seconds."""
-MOST_LEFT = 2
+MAX_ABANDONED = 2
 """Most threads that may be abandoned and still hang; each has a whole engine's memory."""
 
 
@@ -50,16 +50,16 @@ class ThreadLauncher:
     """A launcher of workers as threads of this process.
 
     Args:
-        around_executor: wraps the executor that computes; tests inject faults there.
+        wrap_executor: wraps the executor that computes; tests inject faults there.
         step_patience_s: seconds without a pass of the loop after which it counts as hanging.
     """
 
     def __init__(
         self,
-        around_executor: Callable[[Executor], Executor] | None = None,
+        wrap_executor: Callable[[Executor], Executor] | None = None,
         step_patience_s: float = STEP_PATIENCE_S,
     ) -> None:
-        self._around_executor = around_executor
+        self._around_executor = wrap_executor
         self._step_patience_s = step_patience_s
         self._machine: MachineLimits | None = None
         self._children: list[ThreadChild] = []
@@ -79,7 +79,7 @@ class ThreadLauncher:
         del role
         self._children = [child for child in self._children if child.is_running]
         num_left = sum(child.is_left for child in self._children)
-        if num_left >= MOST_LEFT:
+        if num_left >= MAX_ABANDONED:
             raise SetupError(
                 f"{num_left} workers hang in threads of this process and cannot be ended. Restart the process, "
                 "or use --pool-workers process."
@@ -87,7 +87,7 @@ class ThreadLauncher:
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
         child = ThreadChild(name, folder, self._around_executor, self._step_patience_s)
         self._children.append(child)
-        process = EngineProcess(child, FolderWires(folder), last_words_s=0.0)
+        process = EngineProcess(child, FolderSockets(folder), final_reports_s=0.0)
         process.send(StartEngine(config, port, machine=self._machine))
         return process
 
@@ -105,7 +105,7 @@ class ThreadChild:
     Args:
         name: of the worker.
         folder: folder of its sockets, removed at its end.
-        around_executor: see ThreadLauncher.
+        wrap_executor: see ThreadLauncher.
         step_patience_s: see ThreadLauncher.
     """
 
@@ -113,12 +113,12 @@ class ThreadChild:
         self,
         name: str,
         folder: Path,
-        around_executor: Callable[[Executor], Executor] | None = None,
+        wrap_executor: Callable[[Executor], Executor] | None = None,
         step_patience_s: float = math.inf,
     ) -> None:
         self._name = name
         self._folder = folder
-        self._around_executor = around_executor
+        self._around_executor = wrap_executor
         self._step_patience_s = step_patience_s
         self._channel = Channel(folder)
         self._loop = asyncio.get_running_loop()

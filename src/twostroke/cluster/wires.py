@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_MS = 10_000
 _NETWORK = "network.json"
 
 
-class Wires(Protocol):
+class ProcessSockets(Protocol):
     """Sockets by which a gateway reaches a process."""
 
     def ends(self, context: zmq.Context[Any]) -> tuple[Any, Any]:
@@ -41,7 +41,7 @@ class Wires(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FolderWires:
+class FolderSockets:
     """Sockets in a folder; a network port would be open to every user of the machine."""
 
     folder: Path
@@ -56,7 +56,7 @@ class FolderWires:
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkWires:
+class NetworkSockets:
     """Network ports of a process on some node."""
 
     host: str

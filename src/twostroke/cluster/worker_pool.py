@@ -18,7 +18,7 @@ from twostroke.client.engine_client import EngineState
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.gateway_log import log_of
 from twostroke.cluster.launcher import Launcher
-from twostroke.cluster.pool_worker import HEARTBEATS_IN_TIME, PoolWorker, WorkerListener
+from twostroke.cluster.pool_worker import HEARTBEATS_PER_TIMEOUT, PoolWorker, WorkerListener
 from twostroke.config.checks import whole_number
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import MAX_WORKERS, PoolConfig, decode_engine, prefill_engine
@@ -31,7 +31,7 @@ from twostroke.pools.member import Role
 
 log = get_logger(__name__)
 
-LOOKS_EVERY_S = 0.05
+POLL_INTERVAL_S = 0.05
 """Seconds between checks whether a retired worker has ended its sequences."""
 
 
@@ -157,7 +157,7 @@ class WorkerPool:
             if monotonic_clock() >= until_s:
                 self._migrate(worker.worker_id)
                 break
-            await asyncio.sleep(LOOKS_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         worker_id = worker.worker_id
         await worker.close()
         self._workers.remove(worker)
@@ -180,7 +180,7 @@ class WorkerPool:
         port = HandoverPort(
             allows_drift=self._pools.allow_numeric_drift,
             memory_share=1 / max(self._pools.num_workers, len(self._workers)),
-            heartbeat=Heartbeat(self._pools.heartbeat_timeout_s / HEARTBEATS_IN_TIME, self._pools.step_timeout_s),
+            heartbeat=Heartbeat(self._pools.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT, self._pools.step_timeout_s),
             name=name,
         )
         if role is Role.DECODE:

@@ -44,7 +44,7 @@ class ProcessGroupCommunicator:
         self._beside = beside
         self._group: Backend | None = group
         self._lost: RankLost | None = None
-        self._is_closed, self._is_gone = threading.Event(), threading.Event()
+        self._is_closed, self._is_rank_lost = threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="twostroke-ranks")
         self._watcher.start()
 
@@ -110,7 +110,7 @@ class ProcessGroupCommunicator:
             parts = found.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8)
             self._group._allgather_base(*parts).wait()  # pyright: ignore
         except RuntimeError as error:
-            self._is_gone.wait(_NOTICE_S)
+            self._is_rank_lost.wait(_NOTICE_S)
             raise self._lost or RankLost(0 if self.rank else 1, f"a gather failed ({error})") from error
 
     def _watch(self) -> None:
@@ -120,7 +120,7 @@ class ProcessGroupCommunicator:
                 self._beside.check_others(_LOOK_MS)
             except RankLost as lost:
                 self._lost = lost  # set before the abort, which wakes up readers of it
-                self._is_gone.set()
+                self._is_rank_lost.set()
                 self._abort()
                 return
 

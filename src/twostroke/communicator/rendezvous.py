@@ -66,7 +66,7 @@ def listen(address: str) -> socket.socket:
 
 
 def await_ranks(
-    listener: socket.socket, size: int, timeout_s: float, find_trouble: Callable[[], str | None] = lambda: None
+    listener: socket.socket, size: int, timeout_s: float, find_failure: Callable[[], str | None] = lambda: None
 ) -> dict[int, socket.socket]:
     """Wait on rank 0 for all other ranks.
 
@@ -74,7 +74,7 @@ def await_ranks(
         listener: see `listen`.
         size: number of ranks, including this one.
         timeout_s: seconds for all of them to arrive.
-        find_trouble: called regularly; returns a reason to give up, or None.
+        find_failure: called regularly; returns a reason to give up, or None.
 
     Returns:
         Sockets by rank.
@@ -88,7 +88,7 @@ def await_ranks(
     listener.settimeout(_LOOK_S)
     try:
         while len(found) < size - 1:
-            trouble = find_trouble()
+            trouble = find_failure()
             if trouble is None and time.monotonic() > deadline_s:
                 trouble = f"they did not come within {timeout_s:g} s"
             if trouble is not None:
@@ -98,7 +98,7 @@ def await_ranks(
                 connection, host = listener.accept()
             except TimeoutError:
                 continue
-            hello = _greet(connection, size, found)
+            hello = _receive_hello(connection, size, found)
             if hello is not None:
                 port_or_path = hello.listens_at
                 addresses[hello.rank] = port_or_path if is_path(port_or_path) else f"{host[0]}:{port_or_path}"
@@ -134,7 +134,7 @@ def join(address: str, rank: int, size: int, timeout_s: float) -> dict[int, sock
     deadline_s = time.monotonic() + timeout_s
     found: dict[int, socket.socket] = {}
     try:
-        with _connect_patiently(address, deadline_s) as to_first:
+        with _connect_with_retries(address, deadline_s) as to_first:
             own = f"{address}.{rank}.{os.getpid()}" if is_path(address) else f"{to_first.getsockname()[0]}:0"
             with _listen(own) as listener, _removed(own):
                 name = listener.getsockname()
@@ -170,7 +170,7 @@ def _removed(address: str) -> Generator[None]:
             Path(address).unlink(missing_ok=True)
 
 
-def _greet(connection: socket.socket, size: int, present: dict[int, socket.socket]) -> _Hello | None:
+def _receive_hello(connection: socket.socket, size: int, present: dict[int, socket.socket]) -> _Hello | None:
     """Receive the message of a new connection; close it and return None if it is not an expected rank."""
     connection.settimeout(_ANSWER_S)
     try:
@@ -204,7 +204,7 @@ def _listen(address: str) -> socket.socket:
     return socket.create_server(_host_and_port(address), backlog=128)
 
 
-def _connect_patiently(address: str, deadline_s: float) -> socket.socket:
+def _connect_with_retries(address: str, deadline_s: float) -> socket.socket:
     """Connect to rank 0, which may start later on another host; on this host it has started before."""
     while True:
         try:
@@ -218,11 +218,11 @@ def _connect_patiently(address: str, deadline_s: float) -> socket.socket:
 def _connect(address: str) -> socket.socket:
     if not is_path(address):
         return socket.create_connection(_host_and_port(address), _ANSWER_S)
-    with contextlib.ExitStack() as if_it_fails:
-        connection = if_it_fails.enter_context(socket.socket(socket.AF_UNIX))
+    with contextlib.ExitStack() as cleanup:
+        connection = cleanup.enter_context(socket.socket(socket.AF_UNIX))
         connection.settimeout(_ANSWER_S)
         connection.connect(address)
-        if_it_fails.pop_all()
+        cleanup.pop_all()
     return connection
 
 

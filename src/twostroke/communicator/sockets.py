@@ -45,7 +45,7 @@ class SocketCommunicator:
         for peer_rank, peer in self._peers.items():
             peer.setblocking(False)
             if peer.family in (socket.AF_INET, socket.AF_INET6):
-                _for_small_messages(peer)
+                _set_options(peer)
             self._ranks[peer.fileno()] = peer_rank
             self._hang_ups.register(peer, _HUNG_UP & ~_READ)
 
@@ -210,7 +210,7 @@ def _memory(address: int, num_bytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
 
 
-def _for_small_messages(connection: socket.socket) -> None:
+def _set_options(connection: socket.socket) -> None:
     """Set socket options: no delay, because each message is waited for, and keep-alive (see _KEEP_ALIVE)."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

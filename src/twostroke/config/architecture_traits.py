@@ -55,7 +55,7 @@ class ArchitectureTraits:
     """Function that returns the common keys that follow from several of the architecture's own keys."""
     unlike: Callable[[Mapping[str, Any], Sequence[LayerSpec]], tuple[LayerSpec, ...]] | None = None
     """Function that returns the layers with every other difference between them applied."""
-    own_of_layers: Collection[str] = ()
+    per_layer_keys: Collection[str] = ()
     """Keys that `per_layer_config` may set for a single layer; `unlike` reads them."""
     has_prediction_layers: bool = False
     """Whether the checkpoint stores `num_nextn_predict_layers` more layers after the others."""
@@ -69,7 +69,7 @@ class ArchitectureTraits:
     """Keys that name the activation; the first one in the config counts. A config may leave it out."""
     norm_offset: float = 0.0
     """Number added to the weights of norms; Gemma checkpoints store weights less 1."""
-    has_wide_norms: bool = False
+    has_float32_norms: bool = False
     """Whether the weights of RMS norms are float32, so that the result is rounded after the multiplication."""
     head_bias: bool = False
     """A bias on logits."""
@@ -79,7 +79,7 @@ class ArchitectureTraits:
     """Scores are divided by the square root of `query_pre_attn_scalar`."""
     reads_softcap: bool = False
     """`final_logit_softcapping` bounds logits."""
-    reads_score_cap: bool = False
+    reads_attention_softcap: bool = False
     """`attn_logit_softcapping` bounds scores. Gemma 3 has it in configs, where transformers does not read it."""
     reads_output_bias: bool = False
     """`attention_out_bias` alone decides whether the output projection has a bias."""
@@ -106,22 +106,22 @@ class ArchitectureTraits:
     """Without `layer_types`, every n-th layer is full and the others have the window; None: all have it."""
     reads_window_pattern: bool = False
     """`sliding_window_pattern` replaces `window_every`."""
-    rope_of_windows: RopeRule = "same"
+    rope_rule: RopeRule = "same"
     has_sinks: bool = False
     """Each head has a learned score for an additional key without a value."""
     has_alibi: bool = False
     """ALiBi: scores decrease with the distance of a key, and nothing is rotated."""
     has_embedding_norm: bool = False
     """A norm after the embedding."""
-    adds_to_normed_key: str | None = None
+    residual_from_norm_key: str | None = None
     """Key of a switch: attention and MLP add to the output of their norm."""
     position_offset: int | None = None
     """Row of position 0 in the table of learned positions, which replace the rotation; None: no such table."""
-    rotates_parts: bool = False
+    has_partial_rotary: bool = False
     """Only `partial_rotary_factor` of each head is rotated."""
     longrope_names: Collection[str] = ()
     """Rope types that mean longrope in the architecture's early configs."""
-    interleaves_rotation: bool = False
+    has_interleaved_rope: bool = False
     """Each rotated pair is two neighbouring numbers."""
     scales_queries: bool = False
     """`llama_4_scaling_beta` scales queries by their position."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twostroke.config.architecture_traits import GELU_TANH, RELU2, ArchitectureTraits
-from twostroke.config.gemma4 import GEMMA_4_EXPERTS, GEMMA_4_ROPES, OWN_OF_LAYERS, gemma4_keys, gemma4_layers
+from twostroke.config.gemma4 import GEMMA_4_EXPERTS, GEMMA_4_ROPES, PER_LAYER_KEYS, gemma4_keys, gemma4_layers
 from twostroke.config.gpt_architectures import GPT_TRAITS
 from twostroke.config.sparse_architectures import SPARSE_TRAITS
 
@@ -17,7 +17,7 @@ _GEMMA = ArchitectureTraits(
     activations=GELU_TANH,
     activation_keys=("hidden_activation", "hidden_act"),
     norm_offset=1.0,
-    has_wide_norms=True,
+    has_float32_norms=True,
     scales_embeddings=True,
     defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
 )
@@ -28,7 +28,7 @@ _GEMMA2 = replace(
     window_every=2,
     reads_query_scalar=True,
     reads_softcap=True,
-    reads_score_cap=True,
+    reads_attention_softcap=True,
     defaults={
         "num_key_value_heads": 4,
         "head_dim": 256,
@@ -43,8 +43,8 @@ _GEMMA2 = replace(
 _GLM = ArchitectureTraits(
     reads_attention_bias=True,
     reads_output_bias=True,
-    rotates_parts=True,
-    interleaves_rotation=True,
+    has_partial_rotary=True,
+    has_interleaved_rope=True,
     defaults={
         "num_key_value_heads": 2,
         "head_dim": 128,
@@ -55,14 +55,14 @@ _GLM = ArchitectureTraits(
 )
 
 _OLMO = ArchitectureTraits(
-    reads_attention_bias=True, qk_norm="rows", norms="after", has_wide_norms=True, defaults={"rms_norm_eps": 1e-5}
+    reads_attention_bias=True, qk_norm="rows", norms="after", has_float32_norms=True, defaults={"rms_norm_eps": 1e-5}
 )
 _COHERE = ArchitectureTraits(
     reads_attention_bias=True,
     norm="layer",
     epsilon_key="layer_norm_eps",
     is_parallel=True,
-    interleaves_rotation=True,
+    has_interleaved_rope=True,
     reads_logit_scale=True,
     defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.0625},
 )
@@ -73,11 +73,11 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": replace(
         _GEMMA2,
-        reads_score_cap=False,
+        reads_attention_softcap=False,
         qk_norm="heads",
         window_every=6,
         reads_window_pattern=True,
-        rope_of_windows="local_windows",
+        rope_rule="local_windows",
         defaults={
             "num_key_value_heads": 4,
             "head_dim": 256,
@@ -103,7 +103,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         reads_softcap=True,
         derived=gemma4_keys,
         unlike=gemma4_layers,
-        own_of_layers=OWN_OF_LAYERS,
+        per_layer_keys=PER_LAYER_KEYS,
         experts=GEMMA_4_EXPERTS,
         defaults={
             "tie_word_embeddings": True,
@@ -132,7 +132,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         _OLMO,
         windows="by_type",
         window_every=4,
-        rope_of_windows="plain_windows",
+        rope_rule="plain_windows",
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
     ),
     "Exaone4ForCausalLM": ArchitectureTraits(
@@ -141,17 +141,17 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         windows="by_type",
         window_every=4,
         reads_window_pattern=True,
-        rope_of_windows="only_windows",
+        rope_rule="only_windows",
         defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5},
     ),
     "Phi3ForCausalLM": ArchitectureTraits(
         windows="all_layers",
-        rotates_parts=True,
+        has_partial_rotary=True,
         longrope_names=("su", "yarn"),
         defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
     ),
     "Cohere2ForCausalLM": replace(
-        _COHERE, windows="by_type", window_every=4, reads_window_pattern=True, rope_of_windows="windows_alone"
+        _COHERE, windows="by_type", window_every=4, reads_window_pattern=True, rope_rule="windows_alone"
     ),
     "CohereForCausalLM": replace(
         _COHERE,
@@ -231,7 +231,7 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         norm="layer_bias",
         epsilon_key="layer_norm_eps",
         parallel_key="use_parallel_residual",
-        rotates_parts=True,
+        has_partial_rotary=True,
         defaults={"num_key_value_heads": 32, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
     ),
     "ArceeForCausalLM": ArchitectureTraits(
@@ -249,15 +249,15 @@ ARCHITECTURE_TRAITS: dict[str, ArchitectureTraits] = {
         epsilon_key="norm_eps",
         has_gate=False,
         activations=RELU2,
-        rotates_parts=True,
+        has_partial_rotary=True,
         defaults={"norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     ),
     "HeliumForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         reads_output_bias=True,
         reads_mlp_bias=True,
-        has_wide_norms=True,
-        interleaves_rotation=True,
+        has_float32_norms=True,
+        has_interleaved_rope=True,
         defaults={"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 100_000.0},
     ),
     "ApertusForCausalLM": ArchitectureTraits(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from twostroke.errors import MOST_SHOWN, InvalidParameter, shown
+from twostroke.errors import MAX_SHOWN_CHARS, InvalidParameter, shown
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -78,7 +78,7 @@ def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]
         digits = part.strip().lstrip("0") or "0"
         value = None if len(digits) > len(str(high)) else int(digits)
         if value is None or not low <= value <= high:
-            words = part if len(part) <= MOST_SHOWN else shown(part)
+            words = part if len(part) <= MAX_SHOWN_CHARS else shown(part)
             raise InvalidParameter(name, given, f"has {words}; from {low} to {high}")
         found.add(value)
     if not found:

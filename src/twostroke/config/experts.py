@@ -30,7 +30,7 @@ class ExpertsSpec:
     """Whether the weights of a token's experts are divided by their sum."""
     scale: float = 1.0
     """Factor on these weights."""
-    has_correction: bool = False
+    has_correction_bias: bool = False
     """Whether a bias is added to the scores for the selection of experts, not for their weights (DeepSeek-V3,
     arXiv:2412.19437)."""
     num_groups: int = 1
@@ -68,12 +68,12 @@ class ExpertTraits:
     chosen_key: str = "num_experts_per_tok"
     switch_key: str | None = None
     """Key of a switch without which no layer has experts; None: no such switch."""
-    keeps_mlp: bool = False
+    has_mlp_beside_experts: bool = False
     """Whether layers with experts also have an MLP."""
     scores: RouterScores = "softmax"
     reads_renormalization: bool = True
     """Whether `norm_topk_prob` decides about renormalization; otherwise weights are renormalized."""
-    has_correction: bool = False
+    has_correction_bias: bool = False
     reads_groups: bool = False
     """Whether `n_group`, `topk_group` and `routed_scaling_factor` are read."""
     dense_layers: Literal["none", "steps", "first", "outside"] = "none"
@@ -109,7 +109,7 @@ class ExpertTraits:
             scores=self.scores,
             is_renormalized=switch(given, "norm_topk_prob") if self.reads_renormalization else True,
             scale=_scale(given) if self.reads_groups else 1.0,
-            has_correction=self.has_correction,
+            has_correction_bias=self.has_correction_bias,
             num_groups=num_groups,
             num_chosen_groups=count(given, "topk_group", 1) if self.reads_groups else 1,
             shared_size=self._shared_size(given, size),

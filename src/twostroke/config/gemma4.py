@@ -19,12 +19,12 @@ GEMMA_4_ROPES: Mapping[str, Any] = {
 GEMMA_4_EXPERTS = ExpertTraits(
     chosen_key="top_k_experts",
     switch_key="enable_moe_block",
-    keeps_mlp=True,
+    has_mlp_beside_experts=True,
     reads_renormalization=False,
     norms_router_input=True,
     has_expert_scales=True,
 )
-OWN_OF_LAYERS = ("head_dim", "num_key_value_heads")
+PER_LAYER_KEYS = ("head_dim", "num_key_value_heads")
 """Keys that `per_layer_config` may set for a layer."""
 _WINDOW_EVERY = 6
 
@@ -94,7 +94,7 @@ def _heads_of_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> l
     If `per_layer_config` is present, transformers ignores the other keys, even if it sets no layer.
     """
     if "per_layer_config" in given:
-        by_layer = layer_overrides(given, len(layers), OWN_OF_LAYERS)
+        by_layer = layer_overrides(given, len(layers), PER_LAYER_KEYS)
         return [by_layer.get(layer_id, {}) for layer_id in range(len(layers))]
     of_full: dict[str, Any] = {"head_dim": given.get("global_head_dim", 512)}
     if switch(given, "attention_k_eq_v") and given.get("num_global_key_value_heads") is not None:

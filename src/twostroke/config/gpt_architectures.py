@@ -22,7 +22,7 @@ _GPT = ArchitectureTraits(
     epsilon_key="layer_norm_epsilon",
     has_gate=False,
     activations=GELUS,
-    rotates_parts=True,
+    has_partial_rotary=True,
 )
 _GPT2_KEYS = {
     "hidden_size": "n_embd",
@@ -115,7 +115,7 @@ GPT_TRAITS: dict[str, ArchitectureTraits] = {
         bias_key="bias",
         parallel_key="parallel_attn",
         num_norms_key="num_ln_in_parallel_attn",
-        rotates_parts=False,
+        has_partial_rotary=False,
         activations={"gelu": "gelu", **GELUS},
         activation_keys=("activation",),
         defaults={"max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
@@ -127,7 +127,7 @@ GPT_TRAITS: dict[str, ArchitectureTraits] = {
         head_bias=True,
         is_parallel=True,
         activation_keys=("activation_function",),
-        interleaves_rotation=True,
+        has_interleaved_rope=True,
         defaults={"mlp_bias": True, "layer_norm_epsilon": 1e-5, "rotary_dim": 64},
     ),
     "GPT2LMHeadModel": replace(
@@ -138,7 +138,7 @@ GPT_TRAITS: dict[str, ArchitectureTraits] = {
         only={"scale_attn_weights": True, "add_cross_attention": False},
         activation_keys=("activation_function",),
         position_offset=0,
-        rotates_parts=False,
+        has_partial_rotary=False,
         defaults={
             "attention_bias": True,
             "mlp_bias": True,
@@ -154,8 +154,8 @@ GPT_TRAITS: dict[str, ArchitectureTraits] = {
         activation_keys=(),
         has_alibi=True,
         has_embedding_norm=True,
-        adds_to_normed_key="apply_residual_connection_post_layernorm",
-        rotates_parts=False,
+        residual_from_norm_key="apply_residual_connection_post_layernorm",
+        has_partial_rotary=False,
         defaults={
             "attention_bias": True,
             "mlp_bias": True,
@@ -177,7 +177,7 @@ GPT_TRAITS: dict[str, ArchitectureTraits] = {
         activations={"relu": "relu", **GELUS},
         activation_keys=("activation_function",),
         position_offset=2,
-        rotates_parts=False,
+        has_partial_rotary=False,
         defaults={"enable_bias": True, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     ),
 }

@@ -10,7 +10,7 @@ from typing import Any
 from twostroke.config.architecture_traits import ArchitectureTraits, RopeRule
 from twostroke.config.fields import count, list_of, mapping, switch
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shorten, show_name, shown
 
 _MOST_NAMED = 4
 """Most unknown names of a config that a message lists."""
@@ -28,7 +28,7 @@ def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> M
     by_type = mapping(given, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in by_type.values()):
         return None
-    stretched = mapping(given, "rope_scaling") if traits.rope_of_windows in _STRETCHES_FULL else {}
+    stretched = mapping(given, "rope_scaling") if traits.rope_rule in _STRETCHES_FULL else {}
     return {**mapping(by_type, "full_attention"), **stretched}
 
 
@@ -38,11 +38,11 @@ _STRETCHES_FULL: tuple[RopeRule, ...] = ("plain_windows", "local_windows")
 
 def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotations of full layers and of layers with a window."""
-    rule = traits.rope_of_windows
+    rule = traits.rope_rule
     read = partial(
         RopeConfig.from_hf,
-        head_dim=head_dim if traits.rotates_parts else None,
-        is_interleaved=traits.interleaves_rotation,
+        head_dim=head_dim if traits.has_partial_rotary else None,
+        is_interleaved=traits.has_interleaved_rope,
         scales_queries=traits.scales_queries,
         longrope_names=traits.longrope_names,
     )
@@ -99,7 +99,7 @@ def _default_windows(
     """Return the window of each layer for a config without `layer_types`."""
     if traits.windows == "by_type":
         # EXAONE 4 without a window has only full layers; transformers cannot run such configs of other architectures
-        if window is None and traits.window_every is not None and traits.rope_of_windows != "only_windows":
+        if window is None and traits.window_every is not None and traits.rope_rule != "only_windows":
             raise CorruptCheckpoint(
                 "config.json: sliding_window is null, and layers of this architecture have one. Give the window, or "
                 "layer_types that are all full_attention."
@@ -125,9 +125,9 @@ def layers_with_rope(
     num_layers = len(windows)
     if traits.has_alibi or traits.position_offset is not None:
         return (False,) * num_layers
-    if traits.rope_of_windows == "windows_alone":
+    if traits.rope_rule == "windows_alone":
         return tuple(window is not None for window in windows)
-    if traits.rope_of_windows == "only_windows" and given.get("sliding_window", 4096) is not None:
+    if traits.rope_rule == "only_windows" and given.get("sliding_window", 4096) is not None:
         return tuple(window is not None for window in windows)
     return _rotated_layers(given, num_layers) if traits.reads_no_rope_layers else (True,) * num_layers
 
@@ -184,7 +184,7 @@ def layer_overrides(
         unknown = sorted(own.keys() - set(known))
         if unknown:
             raise UnsupportedModel(
-                f"config.json: {_NAME} gives layer {int(number)} its own {name_shown(unknown[0])} "
+                f"config.json: {_NAME} gives layer {int(number)} its own {show_name(unknown[0])} "
                 f"({shown(own[unknown[0]])}), which is not implemented; known: {', '.join(known) or 'nothing'}."
             )
         found[int(number)] = own

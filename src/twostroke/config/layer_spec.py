@@ -52,10 +52,10 @@ class KVSpec:
     num_holders: int = 1
     """Ranks that keep the same heads, if there are fewer heads than ranks."""
 
-    def can_deal(self, num_ranks: int) -> bool:
+    def can_split_heads(self, num_ranks: int) -> bool:
         """Return whether every rank can have equally many KV heads, or several ranks the same one.
 
-        >>> [n for n in range(1, 13) if KVSpec(num_kv_heads=3, head_dim=64).can_deal(n)]
+        >>> [n for n in range(1, 13) if KVSpec(num_kv_heads=3, head_dim=64).can_split_heads(n)]
         [1, 3, 6, 9, 12]
         """
         return self.num_kv_heads % num_ranks == 0 or num_ranks % self.num_kv_heads == 0
@@ -127,7 +127,7 @@ class LayerSpec:
     """An Activation if the MLP has a gate, otherwise a PlainActivation."""
     score_scale: float | None = None
     """Factor on q · k; None: 1 / sqrt(head_dim)."""
-    score_cap: float | None = None
+    attention_softcap: float | None = None
     """Soft cap: scores become cap * tanh(score / cap) before the softmax (Gemma 2, arXiv:2408.00118); None: no cap."""
     has_sinks: bool = False
     """Whether each head has a learned score for an additional key without a value that every query sees (gpt-oss)."""
@@ -136,7 +136,7 @@ class LayerSpec:
     arXiv:2108.12409)."""
     residual_scale: float = 1.0
     """Factor on the outputs of attention and MLP before they are added to the residual stream."""
-    adds_to_normed: bool = False
+    residual_from_norm: bool = False
     """Whether attention and MLP add to the output of their norm instead of its input."""
     kv_source: int | None = None
     """Earlier layer whose K and V this one reads; None: it has its own."""
@@ -163,7 +163,7 @@ class LayerSpec:
 
         Subtracting the mean shifts all scores of a query alike, so the scores must go into a plain softmax.
         """
-        return self.kv_source is None and self.score_cap is None and not self.has_sinks
+        return self.kv_source is None and self.attention_softcap is None and not self.has_sinks
 
     @property
     def has_plain_attention(self) -> bool:

@@ -47,10 +47,10 @@ def read_cpu_list(name: str, given: object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def show_cpus(cpus: Sequence[int]) -> str:
+def cpu_words(cpus: Sequence[int]) -> str:
     """Return some CPUs as words for a message.
 
-    >>> show_cpus([0]), show_cpus([0, 2])
+    >>> cpu_words([0]), cpu_words([0, 2])
     ('CPU 0', 'CPUs 0, 2')
     """
     return f"CPU{'' if len(cpus) == 1 else 's'} {', '.join(map(str, cpus))}"

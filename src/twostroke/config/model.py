@@ -12,11 +12,11 @@ from twostroke.config.experts import ExpertTraits
 from twostroke.config.fields import at_least_0, count, is_number, list_of, mapping, switch, with_defaults
 from twostroke.config.layer_kinds import is_original_given, layer_overrides, layer_windows, layers_with_rope, ropes_of
 from twostroke.config.layer_spec import KVSpec, LayerSpec, MLPActivation, NormKind, NormPlace
-from twostroke.config.nearest import nearest_known, writes_no_text
+from twostroke.config.nearest import generates_no_text, nearest_known
 from twostroke.config.quantization import StoredQuantization, read_quantization
 from twostroke.config.rope import RopeConfig
 from twostroke.config.text_config import TEXT_MODELS, text_config, unread_text_config
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown, shorten, shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shorten, show_name, shown
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
@@ -46,11 +46,11 @@ class ModelConfig:
     """Whether embedding_scale is first rounded to the model's type, as in Gemma's training."""
     logits_divisor: float = 1.0
     """Divisor of logits."""
-    logits_cap: float | None = None
+    logits_softcap: float | None = None
     """Soft cap: logits become cap * tanh(logits / cap); None: no cap."""
     norm_offset: float = 0.0
     """Added to the weights of norms."""
-    has_wide_norms: bool = False
+    has_float32_norms: bool = False
     """Whether the weights of RMS norms are float32, so that the result is rounded after the multiplication."""
     head_bias: bool = False
     """Whether logits have a bias."""
@@ -156,11 +156,12 @@ class ModelConfig:
             norms=_norm_place(given, traits, is_parallel=is_parallel),
             activation=_activation(given, traits),
             score_scale=_score_scale(given, traits),
-            score_cap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_score_cap else None,
+            attention_softcap=_soft_cap(given, "attn_logit_softcapping") if traits.reads_attention_softcap else None,
             has_sinks=traits.has_sinks,
             has_alibi=traits.has_alibi,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
-            adds_to_normed=traits.adds_to_normed_key is not None and switch(given, traits.adds_to_normed_key),
+            residual_from_norm=traits.residual_from_norm_key is not None
+            and switch(given, traits.residual_from_norm_key),
         )
         windows = layer_windows(given, traits, num_layers)
         has_rope = layers_with_rope(given, traits, windows)
@@ -172,7 +173,7 @@ class ModelConfig:
             )
             for window, is_rotated in zip(windows, has_rope, strict=True)
         )
-        layer_overrides(given, num_layers, traits.own_of_layers)  # refuses keys that no `unlike` reads
+        layer_overrides(given, num_layers, traits.per_layer_keys)  # refuses keys that no `unlike` reads
         if traits.experts is not None:
             layers = _with_experts(given, traits.experts, layers)
         read = cls(
@@ -182,7 +183,7 @@ class ModelConfig:
             vocab_size=count(given, "vocab_size"),
             max_position_embeddings=max_positions,
             max_context=max_positions
-            if traits.rope_of_windows == "local_windows"
+            if traits.rope_rule == "local_windows"
             else full_rope.context(max_positions, is_original_given=is_original_given(given, traits)),
             norm_eps=_epsilon(given, traits.epsilon_key),
             norm=traits.norm,
@@ -190,9 +191,9 @@ class ModelConfig:
             embedding_scale=_embedding_scale(given, traits),
             rounds_embedding_scale=traits.scales_embeddings,
             logits_divisor=_logits_divisor(given, traits),
-            logits_cap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcap else None,
+            logits_softcap=_soft_cap(given, "final_logit_softcapping") if traits.reads_softcap else None,
             norm_offset=traits.norm_offset,
-            has_wide_norms=traits.has_wide_norms,
+            has_float32_norms=traits.has_float32_norms,
             head_bias=traits.head_bias,
             has_embedding_norm=traits.has_embedding_norm,
             position_offset=traits.position_offset,
@@ -221,7 +222,9 @@ def _with_experts(given: Mapping[str, Any], traits: ExpertTraits, layers: Sequen
         return tuple(layers)
     experts = traits.read(given)
     return tuple(
-        replace(layer, experts=experts, intermediate_size=layer.intermediate_size if traits.keeps_mlp else 0)
+        replace(
+            layer, experts=experts, intermediate_size=layer.intermediate_size if traits.has_mlp_beside_experts else 0
+        )
         if is_sparse
         else layer
         for layer, is_sparse in zip(layers, are_sparse, strict=True)
@@ -238,11 +241,11 @@ def _architecture(config: Mapping[str, Any]) -> str:
     what = f"the architecture {shorten(names, _MOST_NAMED)}" if names else "no architecture"
     if not names and kind is not None:
         what += f" beside model_type {shown(kind)}"
-    name = name_shown(names[0]) if names else "".join(part.capitalize() for part in name_shown(kind or "").split("_"))
+    name = show_name(names[0]) if names else "".join(part.capitalize() for part in show_name(kind or "").split("_"))
     sparse = {other for other, traits in ARCHITECTURE_TRAITS.items() if traits.experts is not None}
     sparse |= {whole for whole, texts in TEXT_MODELS.items() if not sparse.isdisjoint(texts.values())}
     near = nearest_known(name, config, known, reads_images=TEXT_MODELS, has_experts=sparse)
-    is_bare = bool(names) and writes_no_text(name) and "without" not in near
+    is_bare = bool(names) and generates_no_text(name) and "without" not in near
     told = "models of this name generate no text; " if is_bare else ""
     raise UnsupportedModel(f"config.json names {what}; {told}{near}known: {', '.join(known)}.")
 

@@ -170,10 +170,10 @@ def _is_named(part: str, name: str) -> bool:
     return any(known == part and text in name.lower() for text, known in _BY_NAME.items())
 
 
-def writes_no_text(name: str) -> bool:
+def generates_no_text(name: str) -> bool:
     """Return whether a name implies a model without logits: one that classifies, or computes embeddings.
 
-    >>> writes_no_text("LlamaForSequenceClassification"), writes_no_text("GPT2LMHeadModel")
+    >>> generates_no_text("LlamaForSequenceClassification"), generates_no_text("GPT2LMHeadModel")
     (True, False)
     """
     return bool(_WRITES_NOTHING.search(name) or (_BARE.search(name) and not _ENDINGS.search(name)))

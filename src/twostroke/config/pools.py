@@ -29,7 +29,7 @@ NUMERIC_SETTINGS = (
     "batch_invariant",
 )
 """Settings that change numerics: if pools differ in one of these, tokens may differ."""
-PER_POOL = (
+POOL_SETTINGS = (
     *NUMERIC_SETTINGS,
     "enforce_eager",
     "threads",
@@ -103,7 +103,7 @@ class PoolConfig:
         """Check ranges, and that there are decode processes."""
         whole_number("prefill", self.prefill, 0, MAX_WORKERS)
         whole_number("decode", self.decode, 0, MAX_WORKERS)
-        self._check_ways()
+        self._check_transport()
         if self.prefill_block_size is not None:
             check_block_size("prefill_block_size", self.prefill_block_size)
         if self.prefill_tensor_parallel_size is not None:
@@ -139,15 +139,15 @@ class PoolConfig:
             if not isinstance(given, Mapping):
                 raise InvalidParameter(source, given, "must be an object of settings", _SETTINGS_REMEDY)
             for name in cast(Mapping[Any, Any], given):
-                if name not in PER_POOL:
-                    raise UnknownParameter(str(name), PER_POOL, source)
+                if name not in POOL_SETTINGS:
+                    raise UnknownParameter(str(name), POOL_SETTINGS, source)
         for name in ("block_size", "tensor_parallel_size"):
             value = getattr(self, f"prefill_{name}")
             if value is not None and name in (self.prefill_config or {}):
                 limit = f"prefill_config also sets {name}"
                 raise InvalidParameter(f"prefill_{name}", value, limit, "Leave one of them out.")
 
-    def _check_ways(self) -> None:
+    def _check_transport(self) -> None:
         one_of("kv_transport", self.kv_transport, get_args(KVTransport))
         one_of("pool_workers", self.pool_workers, get_args(PoolWorkers))
         if self.kv_transport == "inproc" and self.pool_workers != "thread":

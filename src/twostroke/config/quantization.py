@@ -22,7 +22,7 @@ PackedLayoutName = Literal["awq-gemm", "gptq", "gptq_v2", "pack-quantized", "int
 GROUP_SIZES = (16, 32, 64, 128)
 """Group sizes that the kernels support; multiples of the last are served as several groups of it."""
 
-LEFT_OUT_BY: Mapping[QuantMethod, str] = {
+FLOAT_LAYERS_KEY: Mapping[QuantMethod, str] = {
     "awq": "modules_to_not_convert",
     "gptq": "rules of dynamic that begin with -:",
     "compressed-tensors": "ignore",
@@ -41,7 +41,7 @@ class QuantizationConfig:
     """Weights of a row that share a scale; None: the whole row."""
     symmetric: bool
     """Whether zero is the middle of the codes everywhere, so that no zero points are stored."""
-    needs_order: bool = False
+    has_act_order: bool = False
     """Whether each linear layer stores which of its inputs are in which group, since groups are not contiguous
     (act-order)."""
     scale_per_tensor: bool = False
@@ -49,7 +49,7 @@ class QuantizationConfig:
     left_out: tuple[re.Pattern[str], ...] = ()
     """Patterns searched in the names of linear layers; those that match stay floats."""
 
-    def leaves_out(self, module: str) -> bool:
+    def stays_float(self, module: str) -> bool:
         """Return whether a linear layer (`model.layers.0.mlp.down_proj`) is declared to stay floats."""
         return any(pattern.search(module) for pattern in self.left_out)
 
@@ -102,10 +102,10 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
         bits=_bits(given, "bits", (4, 8)),
         group_size=_group_size(given),
         symmetric=switch(given, "sym"),
-        needs_order=switch(given, "desc_act"),
+        has_act_order=switch(given, "desc_act"),
         left_out=_patterns("dynamic", (_at_the_start(rule.removeprefix("-:")) for rule in rules))
         + _patterns("modules_to_not_convert", map(_literally, list_of(given, "modules_to_not_convert")))
-        + _others_than(list_of(given, "modules_in_block_to_quantize")),
+        + _all_except(list_of(given, "modules_in_block_to_quantize")),
     )
 
 
@@ -134,7 +134,7 @@ def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
         bits=_bits(weights, "num_bits", (4, 8)),
         group_size=_group_size(weights) if strategy == "group" else None,
         symmetric=switch(weights, "symmetric", default=True),
-        needs_order=_has_act_order(weights),
+        has_act_order=_has_act_order(weights),
         scale_per_tensor=strategy == "tensor",
         left_out=_patterns("ignore", map(_name_or_pattern, list_of(given, "ignore"))),
     )
@@ -209,7 +209,7 @@ def _name_or_pattern(given: object) -> str:
     return _at_the_start(name.removeprefix("re:")) if name.startswith("re:") else rf"\A{re.escape(name)}\Z"
 
 
-def _others_than(quantized: list[Any]) -> tuple[re.Pattern[str], ...]:
+def _all_except(quantized: list[Any]) -> tuple[re.Pattern[str], ...]:
     """Return a pattern for all linear layers but the given ones.
 
     GPTQ can list the linear layers of a block that are quantized, in lists of those that it quantizes together.
@@ -224,7 +224,7 @@ def _others_than(quantized: list[Any]) -> tuple[re.Pattern[str], ...]:
 def _patterns(name: str, given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     found: list[re.Pattern[str]] = []
     for pattern in given:
-        if not _is_quick(pattern):
+        if not _is_fast_pattern(pattern):
             known = f"regular expressions with at most {_MOST_REPEATS} repeats, and no repeat of a group"
             raise unsupported(name, pattern, known)
         try:
@@ -241,7 +241,7 @@ _NO_OPERATOR = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\(\?[:=!<]*", re.DOTALL)
 """Parts of a pattern without operators: escaped characters, sets of characters, and the openings of groups."""
 
 
-def _is_quick(pattern: str) -> bool:
+def _is_fast_pattern(pattern: str) -> bool:
     """Return whether a pattern is fast on every text: the checkpoint is untrusted, and a search has no timeout."""
     operators = _NO_OPERATOR.sub("(", pattern)
     num_repeats = len(re.findall(r"[*+{]", operators))

@@ -53,7 +53,7 @@ class RopeConfig:
     """Queries are multiplied by 1 + query_growth * log(1 + position // original context) (Ministral 3)."""
     rotary_dim: int | None = None
     """Numbers of a head that are rotated, the first ones; None: all."""
-    turned_share: float = 1.0
+    rotating_share: float = 1.0
     """proportional: share of the pairs that rotate, the first ones, each as fast as if all did (Gemma 4)."""
     is_interleaved: bool = False
     """Whether a pair is two neighbours; otherwise it is one number of the first half and one of the second."""
@@ -87,7 +87,7 @@ class RopeConfig:
         rope_type = _rope_type(given, longrope_names)
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         is_proportional = rope_type == "proportional"
-        turned_share = _turned_share(partial) if is_proportional else 1.0
+        rotating_share = _turned_share(partial) if is_proportional else 1.0
         partial = None if is_proportional else partial
         rotary_dim = None if head_dim is None else _rotary_dim(partial, head_dim)
         if head_dim is None and partial not in (None, 1):
@@ -121,7 +121,7 @@ class RopeConfig:
             short_factors=_factors(given, "short_factor", rotary_dim or head_dim) if rope_type == "longrope" else None,
             long_factors=_factors(given, "long_factor", rotary_dim or head_dim) if rope_type == "longrope" else None,
             rotary_dim=rotary_dim,
-            turned_share=turned_share,
+            rotating_share=rotating_share,
             is_interleaved=is_interleaved,
             **{name: float(value) for name, value in numbers.items() if value is not None},
         )

@@ -20,7 +20,7 @@ _MIXTRAL = ExpertTraits(num_experts_key="num_local_experts", size_key="intermedi
 _IN_GROUPS = ExpertTraits(
     num_experts_key="n_routed_experts",
     scores="sigmoid",
-    has_correction=True,
+    has_correction_bias=True,
     reads_groups=True,
     dense_layers="first",
     shared="number",
@@ -136,7 +136,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
     "GptOssForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         has_sinks=True,
-        has_wide_norms=True,
+        has_float32_norms=True,
         windows="by_type",
         window_every=2,
         activations={"silu": "clamped_swiglu"},
@@ -157,7 +157,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
     "Glm4MoeForCausalLM": ArchitectureTraits(
         reads_attention_bias=True,
         reads_output_bias=True,
-        rotates_parts=True,
+        has_partial_rotary=True,
         qk_norm="heads",
         qk_norm_key="use_qk_norm",
         has_prediction_layers=True,
@@ -176,7 +176,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         },
     ),
     "MiniMaxM2ForCausalLM": ArchitectureTraits(
-        rotates_parts=True,
+        has_partial_rotary=True,
         qk_norm="rows",
         derived=_of_minimax_m2,
         experts=ExpertTraits(
@@ -184,7 +184,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
             size_key="intermediate_size",
             scores="sigmoid",
             reads_renormalization=False,
-            has_correction=True,
+            has_correction_bias=True,
         ),
         only={"scoring_func": "sigmoid", "use_qk_norm": True},
         defaults={
@@ -196,13 +196,13 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         },
     ),
     "Ernie4_5_MoeForCausalLM": ArchitectureTraits(
-        interleaves_rotation=True,
+        has_interleaved_rope=True,
         has_prediction_layers=True,
         experts=ExpertTraits(
             num_experts_key="moe_num_experts",
             chosen_key="moe_k",
             reads_renormalization=False,
-            has_correction=True,
+            has_correction_bias=True,
             dense_layers="outside",
             shared="number",
             shared_key="moe_num_shared_experts",

@@ -131,7 +131,7 @@ def unread_text_config(config: Mapping[str, Any], architecture: str) -> str:
     return f"text_config is not read, since {architecture} is text-only{meant}"
 
 
-def tied_by_the_whole(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def tied_text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the text model's config with a tied head if the whole model's config ties it; None otherwise.
 
     Some published checkpoints are tied by this and still store a separate head, as the text model's config says.

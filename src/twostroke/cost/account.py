@@ -8,11 +8,11 @@ whatever the next plan promises.
 
 from __future__ import annotations
 
-WRITTEN_OFF = 0.007
+MAX_LOSS_SHARE = 0.007
 """Share of the time of all steps that drafting may cost in the long run."""
-MOST_OWED = 4.0
+MAX_DEBT_STEPS = 4.0
 """Largest debt, in steps without drafts. A few unlucky rounds do not stop drafting."""
-MOST_SAVED = 4.0
+MAX_CREDIT_STEPS = 4.0
 """Largest credit, in steps without drafts: enough to try drafting on the next text or two."""
 
 
@@ -55,9 +55,9 @@ class DraftAccount:
         """
         owed_s = self._owed_s + lost_s
         if owed_s > 0.0:
-            owed_s = max(0.0, owed_s - WRITTEN_OFF * seconds)
-        self._owed_s = max(-MOST_SAVED * plain_s, owed_s)
-        if self._owed_s > MOST_OWED * plain_s:
+            owed_s = max(0.0, owed_s - MAX_LOSS_SHARE * seconds)
+        self._owed_s = max(-MAX_CREDIT_STEPS * plain_s, owed_s)
+        if self._owed_s > MAX_DEBT_STEPS * plain_s:
             self.is_stopped = True
         elif self._owed_s <= 0.0:
             self.is_stopped = False

@@ -35,7 +35,7 @@ from twostroke.errors import InvalidParameter
 VERSION = 2
 MAX_BYTES = 16 * 2**20
 """Size limit of a calibration file. `calibrate` writes a few kilobytes."""
-LEAST_GAIN = 1.03
+MIN_RECOMMENDED_GAIN = 1.03
 """Smallest gain that is recommended; smaller gains are within the measurement error."""
 
 
@@ -216,7 +216,7 @@ class Choice:
     @property
     def pays(self) -> bool:
         """Whether the gain exceeds the measurement error."""
-        return self.gain >= LEAST_GAIN
+        return self.gain >= MIN_RECOMMENDED_GAIN
 
     def speculative_config(self, *, is_fixed: bool) -> dict[str, Any]:
         """Return a speculative_config; unless fixed, the number of drafts is left to "auto", the default."""

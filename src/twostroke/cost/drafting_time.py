@@ -30,7 +30,7 @@ class DraftingTimes:
         """Seconds to read one token of a request that has not drafted before, or not for a while."""
 
     @property
-    def most_together(self) -> int:
+    def max_drafting_requests(self) -> int:
         """Largest number of requests known to have drafted in one step; at least 1, even if nothing is known."""
         return max(1, self._rounds.largest)
 
@@ -39,7 +39,7 @@ class DraftingTimes:
 
         More requests than were seen together count as the largest known number; their time is soon measured.
         """
-        return num_drafts * (self._rounds.predicted(max(1, min(num_requests, self.most_together))) or 0.0)
+        return num_drafts * (self._rounds.predicted(max(1, min(num_requests, self.max_drafting_requests))) or 0.0)
 
     def learn(self, num_requests: int, num_drafts: int, num_unread: int, seconds: float, now: int) -> float:
         """Record the drafting time of a step.

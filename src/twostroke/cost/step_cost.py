@@ -39,7 +39,7 @@ from twostroke.config.experts import ExpertsSpec
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import LayerSpec
 
-FEW_TOKENS = 8
+MAX_DECODE_LIKE_TOKENS = 8
 """Largest number of query tokens of a request that is treated like a decode: its keys are read once (drafts, the rest
 of a prompt). More query tokens compute their pairs in tiles."""
 
@@ -99,7 +99,7 @@ class Layers:
         for start, count, rows in shares:
             num_tokens += count
             num_rows += rows
-            if count <= FEW_TOKENS:
+            if count <= MAX_DECODE_LIKE_TOKENS:
                 num_seen += self._seen(start, count)
             else:
                 num_pairs += self._pairs(start, count)
@@ -150,7 +150,7 @@ _ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class LayersAlike:
+class LayerGroup:
     """Combined costs of all layers of one kind."""
 
     window: int | None
@@ -163,7 +163,7 @@ class LayersAlike:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsAlike:
+class ExpertGroup:
     """Experts of all layers with the same kind of experts."""
 
     spec: ExpertsSpec
@@ -194,11 +194,11 @@ class ModelShape:
     bytes_per_expert_weight: float | None = None
     """Bytes per expert weight, as experts are often in another format; None: as the other weights."""
     kv_format: KVFormat
-    kinds: tuple[LayersAlike, ...] = field(init=False, repr=False, compare=False)
+    kinds: tuple[LayerGroup, ...] = field(init=False, repr=False, compare=False)
     """Layers by kind, in order of first appearance. Computed once, because every step uses them."""
     num_layer_parameters: int = field(init=False, repr=False, compare=False)
     """Weights in the matrices of all layers that every token goes through."""
-    experts: tuple[ExpertsAlike, ...] = field(init=False, repr=False, compare=False)
+    experts: tuple[ExpertGroup, ...] = field(init=False, repr=False, compare=False)
     """The experts of all layers; empty where there are none."""
     num_head_parameters: int = field(init=False, repr=False, compare=False)
     """Weights of the LM head."""
@@ -207,7 +207,7 @@ class ModelShape:
         """Count the layers and their weights."""
         counts = Counter(self.layers)
         kinds = tuple(
-            LayersAlike(
+            LayerGroup(
                 layer.kv.window,
                 4 * num * layer.q_size,
                 num * layer.kv.bytes_per_token(self.kv_format),
@@ -218,7 +218,7 @@ class ModelShape:
         object.__setattr__(self, "kinds", kinds)
         of_experts = Counter(layer.experts for layer in self.layers if layer.experts is not None)
         experts = tuple(
-            ExpertsAlike(spec, num, 3 * self.hidden_size * spec.intermediate_size) for spec, num in of_experts.items()
+            ExpertGroup(spec, num, 3 * self.hidden_size * spec.intermediate_size) for spec, num in of_experts.items()
         )
         object.__setattr__(self, "experts", experts)
         num_parameters = sum(num * self._num_parameters(layer) for layer, num in counts.items())

@@ -37,21 +37,21 @@ QUANTILE = 0.4
 """Quantile of the times of like steps: near the median, which a run will see, and a little below slow outliers."""
 LEAST_STEPS = 8
 """Fewest different steps that a fit needs."""
-_HICCUP = 1.6
+_OUTLIER_FACTOR = 1.6
 """Measured / predicted time above which a step was slowed from outside."""
 _MEAN_ROUNDS = 6
 """Rounds of `fit_mean_step_model`; the predictions of real logs change by less than 1 % after four."""
-_BEND = 8
+_HEAD_BEND_ROWS = 8
 """Number of logits rows at about which arithmetic begins to bind the head."""
-_STUCK = 10.0
+_MAX_TIME_RATIO = 10.0
 """Largest measured / predicted time that counts. Beyond it the process may have been stopped."""
-_SEEN_OFTEN = 3
+_MIN_GROUP_SIZE = 3
 """Number of like steps from which on their quantile is trusted."""
-_BEYOND = 1.25
+_MAX_OVER_BOUND = 1.25
 """Time relative to the bound set by other steps, above which a step was slowed."""
-_MOST_BOUNDS = 256
+_MAX_BOUNDING_STEPS = 256
 """Maximum number of steps that set bounds; of more, every n-th by number of tokens."""
-_ALIKE = 0.02
+_COUNT_TOLERANCE = 0.02
 """Relative difference below which attention counts are alike: a context grows by a token a step."""
 
 _Floats = npt.NDArray[np.float64]
@@ -71,13 +71,13 @@ def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
         InvalidParameter: there are too few different steps.
     """
     given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
-    usual = _usual(given)
+    usual = _representative_steps(given)
     if len(usual) < LEAST_STEPS:
         limit = f"must be {LEAST_STEPS} or more different steps, to fit a model of their times"
         raise InvalidParameter("steps", len(usual), limit)
     shape = _Shape.of([step.work for step in usual])
     found = shape.model(_solve(shape, usual))
-    calm = [step for step in usual if step.seconds <= _HICCUP * found.seconds(step.work)]
+    calm = [step for step in usual if step.seconds <= _OUTLIER_FACTOR * found.seconds(step.work)]
     if LEAST_STEPS <= len(calm) < len(usual):
         shape = _Shape.of([step.work for step in calm])
         found = shape.model(_solve(shape, calm))
@@ -118,9 +118,9 @@ def fit_mean_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     bounded = _bounded(given)
     seconds = np.array([step.seconds for step in bounded])
     for _ in range(_MEAN_ROUNDS):
-        predicted = np.array([max(found.seconds(step.work), step.seconds / _STUCK) for step in bounded])
+        predicted = np.array([max(found.seconds(step.work), step.seconds / _MAX_TIME_RATIO) for step in bounded])
         found = shape.model(_solve_scaled(rows / predicted[:, None], seconds / predicted))
-    return replace(found, quality=quality_of(found, _usual(given)))
+    return replace(found, quality=quality_of(found, _representative_steps(given)))
 
 
 def quality_of(model: StepTimeModel, steps: Sequence[TimedStep]) -> FitQuality:
@@ -140,8 +140,8 @@ class _Shape(NamedTuple):
     def of(cls, works: Sequence[StepWork]) -> _Shape:
         """Return the knots that the steps' counts can determine."""
         return cls(
-            _told_apart([work.num_tokens for work in works]),
-            _told_apart([max(1, work.num_logits_rows) for work in works]),
+            _knots_near_counts([work.num_tokens for work in works]),
+            _knots_near_counts([max(1, work.num_logits_rows) for work in works]),
         )
 
     def with_few_rows(self) -> _Shape:
@@ -151,13 +151,13 @@ class _Shape(NamedTuple):
         time, and what-ifs would follow its slope.
         """
         first, *_, last = (self.row_knots[0], *self.row_knots)
-        bend = {_BEND} if first < _BEND and last >= 4 * _BEND else set[int]()
+        bend = {_HEAD_BEND_ROWS} if first < _HEAD_BEND_ROWS and last >= 4 * _HEAD_BEND_ROWS else set[int]()
         return self._replace(row_knots=tuple(sorted({first, last} | bend)))
 
     def row(self, work: StepWork) -> list[float]:
         """Return the coefficient of each unknown in the time of a step."""
-        tokens = _rises(self.token_knots, work.num_tokens)
-        rows = _rises(self.row_knots, work.num_logits_rows)
+        tokens = _rise_fractions(self.token_knots, work.num_tokens)
+        rows = _rise_fractions(self.row_knots, work.num_logits_rows)
         return [*tokens, *rows, work.num_pairs, work.num_seen]
 
     def model(self, figures: Sequence[float]) -> StepTimeModel:
@@ -172,7 +172,7 @@ class _Shape(NamedTuple):
         )
 
 
-def _usual(steps: Sequence[TimedStep]) -> list[TimedStep]:
+def _representative_steps(steps: Sequence[TimedStep]) -> list[TimedStep]:
     """Return one representative step for each group of like steps."""
     return _one_of_each(_bounded(steps))
 
@@ -204,17 +204,17 @@ def _counts(step: TimedStep) -> tuple[int, ...]:
 def _bounded(steps: Sequence[TimedStep]) -> list[TimedStep]:
     """Return the steps; a rare step far above the bound set by other steps gets the time of the bound."""
     alike = _by_counts(steps)
-    rare = [index for index, step in enumerate(steps) if len(alike[_counts(step)]) < _SEEN_OFTEN]
+    rare = [index for index, step in enumerate(steps) if len(alike[_counts(step)]) < _MIN_GROUP_SIZE]
     others = sorted(_one_of_each(steps), key=lambda step: step.work.num_tokens)
     counts = np.array([_four(steps[index]) for index in rare], dtype=np.float64).reshape(-1, 4)
     bounds_s = np.full(len(rare), np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for other in others[:: 1 + len(others) // _MOST_BOUNDS]:
+        for other in others[:: 1 + len(others) // _MAX_BOUNDING_STEPS]:
             ratios = np.nan_to_num(counts / np.array(_four(other), dtype=np.float64), nan=0.0, posinf=np.inf)
             bounds_s = np.minimum(bounds_s, np.maximum(1.0, ratios.max(axis=1)) * other.seconds)
     found = list(steps)
     for index, bound_s in zip(rare, bounds_s, strict=True):
-        if found[index].seconds > _BEYOND * bound_s:
+        if found[index].seconds > _MAX_OVER_BOUND * bound_s:
             found[index] = found[index]._replace(seconds=float(bound_s))
     return found
 
@@ -225,10 +225,10 @@ def _four(step: TimedStep) -> tuple[int, int, int, int]:
 
 
 def _level(count: int) -> int:
-    return round(np.log1p(count) / _ALIKE) if count else 0
+    return round(np.log1p(count) / _COUNT_TOLERANCE) if count else 0
 
 
-def _told_apart(counts: Sequence[int]) -> tuple[int, ...]:
+def _knots_near_counts(counts: Sequence[int]) -> tuple[int, ...]:
     """Return the knots that have a count near them, and both ends.
 
     Possible knots are the doublings; a count is near within a factor of 1.3.
@@ -245,10 +245,10 @@ def _told_apart(counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({*found, largest}))
 
 
-def _rises(places: tuple[int, ...], count: int) -> list[float]:
+def _rise_fractions(places: tuple[int, ...], count: int) -> list[float]:
     """Return the fraction of the rise to each knot that lies below `count`, as in Curve.at.
 
-    >>> _rises((1, 2, 4), 3), _rises((1, 2, 4), 1)
+    >>> _rise_fractions((1, 2, 4), 3), _rise_fractions((1, 2, 4), 1)
     ([1.0, 1.0, 0.5], [1.0, 0.0, 0.0])
     """
     if count <= 0:

@@ -147,7 +147,7 @@ class Engine:
                     self._live[request_id].has_reported = False
             generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
             for generation in generations:
-                self._announce(generation, now_s)
+                self._add_to_executor(generation, now_s)
             self._decided(batch)
             for check in batch.kv_checks:
                 updates += self._check_kv(check)
@@ -194,7 +194,7 @@ class Engine:
         news = SequenceNews(finish_reason=FinishReason.ERROR, error=error)
         return TokenUpdate(request_id, now_s, news=news, start=start)
 
-    def _announce(self, generation: Generation, now_s: float) -> None:
+    def _add_to_executor(self, generation: Generation, now_s: float) -> None:
         """Add a request to the executor when it runs for the first time; a request that ends in the queue is never
         added."""
         if generation.scheduled_time_s is None:

@@ -109,7 +109,7 @@ def merged_events(paths: Sequence[Path]) -> Iterator[Event]:
 
 
 @contextlib.contextmanager
-def one_history(paths: Sequence[Path | str], name: str = "event_log") -> Generator[None]:
+def consistent_events(paths: Sequence[Path | str], name: str = "event_log") -> Generator[None]:
     """Refuse files whose events are valid one by one but contradict each other, such as a line repeated or missing.
 
     A refusal of the events that a program holds gets the names of the files and of the parameter.

@@ -49,10 +49,10 @@ NOTE = "note"
 """Prefix of a start-up line that users should see early; such a line is logged as a warning."""
 
 
-def lines_to_print(startup_lines: Iterable[str]) -> list[str]:
+def printed_lines(startup_lines: Iterable[str]) -> list[str]:
     """Return the start-up lines that a command prints: all except the notes, which are logged as warnings.
 
-    >>> lines_to_print(["model    Llama", "note     a short context"])
+    >>> printed_lines(["model    Llama", "note     a short context"])
     ['model    Llama']
     """
     return [line for line in startup_lines if not line.startswith(NOTE)]

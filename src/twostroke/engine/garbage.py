@@ -9,7 +9,7 @@ import sys
 YOUNG = 20_000
 """Objects made before the young generation is collected. A token makes some twenty. None of them is part of a cycle, so
 the structs that carry a token through a step are not tracked (`gc=False`)."""
-IN_A_LULL = YOUNG // 2
+IDLE_THRESHOLD = YOUNG // 2
 """Objects made before a collection in an idle moment; a collection takes 1 to 2 ms."""
 OLDER = (10, 2)
 """Thresholds of the older generations. A connection is a cycle, and one that is open during a young collection counts
@@ -18,15 +18,15 @@ at the start are frozen. With a threshold of a million, 500 clients that come an
 minutes before its size settled."""
 
 
-def look_for_none_while_loading() -> None:
+def disable_gc() -> None:
     """Disable garbage collection before a long start.
 
-    What is imported and loaded stays, and collecting takes a tenth of the start. `keep_what_is_there` ends it.
+    What is imported and loaded stays, and collecting takes a tenth of the start. `freeze_gc` ends it.
     """
     gc.disable()
 
 
-def keep_what_is_there() -> None:
+def freeze_gc() -> None:
     """Enable garbage collection again, and exempt every object that exists now (modules, the model's parts).
 
     A collection of all of them takes 80 ms in the middle of a step, whenever there are a quarter more objects than
@@ -37,19 +37,19 @@ def keep_what_is_there() -> None:
     gc.set_threshold(YOUNG, *OLDER)
 
 
-def look_in_a_lull() -> None:
+def collect_when_idle() -> None:
     """Collect young garbage now if a collection is due soon, because no request waits for a token now.
 
     The old generation is collected as often as the interpreter would do it; the interpreter never gets to it where this
     function is used.
     """
     young, middle, old = gc.get_count()
-    if young > IN_A_LULL:
+    if young > IDLE_THRESHOLD:
         is_due = middle > OLDER[0]
         gc.collect(2 if is_due and old > OLDER[1] else int(is_due))
 
 
-def give_back_what_is_free() -> None:
+def trim_heap() -> None:
     """Return freed memory that the C library keeps to the system, where that is possible (glibc).
 
     A tokenizer takes two hundred bytes for each character of a long text. The C library keeps what a thread freed for

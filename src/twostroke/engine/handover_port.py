@@ -26,7 +26,7 @@ class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
     """Name of the process in its events; empty: it names itself."""
 
 
-class LenderFacts(msgspec.Struct, frozen=True, array_like=True):
+class LenderAddress(msgspec.Struct, frozen=True, array_like=True):
     """Address and epoch under which other processes find its loans."""
 
     address: Address

@@ -113,14 +113,14 @@ class Journal:
     def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
         """Record a step's result, which was available at `result_s` and accounted for at `now_s`."""
         if self._costs_steps:
-            self._hold_against_limits(result.step, result_s)
+            self._correct_limits(result.step, result_s)
         times = result.operator_time_s, now_s, result.draft_time_s
         self.emit(StepCommitted(result_s, self.process, result.step, tuple(commits), *times))
         if self._memory_bytes is not None and now_s - self._sampled_s >= MEMORY_EVERY_S:
             self._sampled_s = now_s
             self.emit(MemorySampled(now_s, self.process, self._memory_bytes()))
 
-    def _hold_against_limits(self, step: int, result_s: float) -> None:
+    def _correct_limits(self, step: int, result_s: float) -> None:
         """Raise the machine's limits if a step was faster than they allow."""
         decided = self._undone.pop(step, None)
         if decided is None or decided.cost is None or self._machine is None or self._said is None:

@@ -64,8 +64,8 @@ class KVEnds:
 
     def add(self, request: GenerationRequest) -> None:
         """Start a request, unless it has to wait for its prefix."""
-        if self._fetching is not None and self._fetching.holds_back(request):
-            self.let_imports_in()
+        if self._fetching is not None and self._fetching.waits_for_import(request):
+            self.start_waiting_imports()
             return
         arrival = self._start(request)
         if self._lending is not None:
@@ -85,13 +85,13 @@ class KVEnds:
                 case KVFetched(import_id, fetched):
                     for request in self._fetching.fetched(import_id, fetched):
                         self.add(request)
-        self.let_imports_in()
+        self.start_waiting_imports()
 
     def abort(self, request_id: str) -> bool:
         """End a request that waits for its prefix; return False if none has this id."""
         return self._fetching is not None and self._fetching.abort(request_id)
 
-    def let_imports_in(self) -> None:
+    def start_waiting_imports(self) -> None:
         """Start the waiting imports that now have room."""
         if self._fetching is not None:
             for request in self._fetching.try_again(is_idle=self._is_idle()):

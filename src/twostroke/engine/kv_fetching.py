@@ -22,8 +22,8 @@ from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.handover_port import FetchKV, KVFetched
 from twostroke.events import Event, KVHoldEnded, KVImportBegan, KVImportEnded
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_cache.prefix_cache import BlockNames, names_by_tokens
-from twostroke.kv_transfer.transport import Fetched, FetchingSide, KVSource
+from twostroke.kv_cache.prefix_cache import BlockHasher, hash_by_tokens
+from twostroke.kv_transfer.transport import BorrowerSide, Fetched, KVSource
 from twostroke.scheduler.scheduler import Scheduler
 
 
@@ -49,7 +49,7 @@ class _Import:
     """Cancels the fetch; None while the import has no blocks."""
     is_over: bool = False
     """Whether the import is complete and waits for its request."""
-    is_dropped: bool = False
+    is_cancelled: bool = False
     request: GenerationRequest | None = None
     """The request that waits for the import."""
 
@@ -71,13 +71,13 @@ class KVFetching:
     def __init__(
         self,
         scheduler: Scheduler,
-        borrower: FetchingSide,
+        borrower: BorrowerSide,
         journal: ImportLog,
         *,
         layout: KVLayout,
         clock: Clock,
         post: Callable[[KVFetched], object],
-        names: BlockNames = names_by_tokens,
+        names: BlockHasher = hash_by_tokens,
     ) -> None:
         self._scheduler = scheduler
         self._borrower = borrower
@@ -87,7 +87,7 @@ class KVFetching:
         self._post = post
         self._names = names
         self._imports: dict[int, _Import] = {}
-        self._without_room: list[int] = []
+        self._waiting_for_room: list[int] = []
 
     def begin(self, message: FetchKV) -> None:
         """Queue the import of a prompt's full blocks; it starts when there is room. The request follows later.
@@ -104,7 +104,7 @@ class KVFetching:
             is_alike = their_size == self._block_size
             theirs = hashes if is_alike else self._names(request_id, token_ids, their_size, message.cache_salt)
             self._imports[import_id] = _Import(request_id, hashes, theirs[-1], source, self._clock())
-            self._without_room.append(import_id)
+            self._waiting_for_room.append(import_id)
 
     def try_again(self, *, is_idle: bool) -> list[GenerationRequest]:
         """Start the waiting imports that now have room.
@@ -116,8 +116,8 @@ class KVFetching:
             Requests that need not wait any longer.
         """
         freed: list[GenerationRequest] = []
-        while self._without_room:
-            import_id = self._without_room[0]
+        while self._waiting_for_room:
+            import_id = self._waiting_for_room[0]
             this = self._imports[import_id]
             num_tokens = len(this.block_hashes) * self._block_size
             into = self._scheduler.handover.begin_import(import_id, this.block_hashes, num_tokens)
@@ -126,7 +126,7 @@ class KVFetching:
                     freed += self.fetched(import_id, Fetched("there is no room for it beside what the pool must keep"))
                     continue
                 break
-            self._without_room.pop(0)
+            self._waiting_for_room.pop(0)
             what = import_id, this.request_id, this.block_hashes, num_tokens, into.rows
             self._journal.emit(KVImportBegan(self._clock(), self._journal.process, *what))
 
@@ -136,7 +136,7 @@ class KVFetching:
             this.give_up = self._borrower.fetch(this.source, into.in_pages(self._layout), this.digest, is_done)
         return freed
 
-    def holds_back(self, request: GenerationRequest) -> bool:
+    def waits_for_import(self, request: GenerationRequest) -> bool:
         """Return whether a request has to wait for its import; `fetched` returns it later."""
         this = None if request.import_id is None else self._imports.get(request.import_id)
         if this is None:
@@ -153,8 +153,8 @@ class KVFetching:
         if this is None:
             return []
         if this.give_up is None:
-            self._without_room.remove(import_id)
-        problem = result.problem or ("it was given up: no request waits for it" if this.is_dropped else "")
+            self._waiting_for_room.remove(import_id)
+        problem = result.problem or ("it was given up: no request waits for it" if this.is_cancelled else "")
         if not problem:
             self._scheduler.handover.complete_import(import_id, this.block_hashes)
         traffic = result.num_bytes, this.begin_s, result.first_byte_s, result.busy_s, result.drift, result.last_byte_s
@@ -173,7 +173,7 @@ class KVFetching:
         this = self._imports.get(import_id)
         if this is None:
             return
-        this.is_dropped, this.request = True, None
+        this.is_cancelled, this.request = True, None
         if this.is_over:
             del self._imports[import_id]
             self._end_hold(import_id)

@@ -12,7 +12,7 @@ from twostroke.scheduler.scheduler import Scheduler
 log = get_logger(__name__)
 
 
-class TokensOf(Protocol):
+class TokenSource(Protocol):
     """A source of a sequence's token ids, prompt and output."""
 
     def token_ids(self, begin: int, end: int) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ class KVSelfCheck:
         self._block_size = block_size
         self._tolerance = tolerance
 
-    def run(self, check: KVCheck, tokens: TokensOf) -> Finding | None:
+    def run(self, check: KVCheck, tokens: TokenSource) -> Finding | None:
         """Check a block; return None if it could not be computed.
 
         Raises:
@@ -47,15 +47,15 @@ class KVSelfCheck:
             return None
         verdict = verdict_of(differences, self._tolerance)
         if verdict is Verdict.CORRUPTION:
-            return self._quarantine(*self._first_bad(check, differences, tokens))
+            return self._quarantine(*self._find_corrupt_block(check, differences, tokens))
         return Finding(check.request_id, check.entry, verdict, differences)
 
-    def _differences(self, check: KVCheck, tokens: TokensOf) -> tuple[KVDifference, ...] | None:
+    def _differences(self, check: KVCheck, tokens: TokenSource) -> tuple[KVDifference, ...] | None:
         begin = check.entry * self._block_size
         return self._executor.check_kv(check, tokens.token_ids(begin, begin + self._block_size))
 
-    def _first_bad(
-        self, check: KVCheck, differences: tuple[KVDifference, ...], tokens: TokensOf
+    def _find_corrupt_block(
+        self, check: KVCheck, differences: tuple[KVDifference, ...], tokens: TokenSource
     ) -> tuple[KVCheck, tuple[KVDifference, ...]]:
         """Return the first block of the prefix that differs from what is computed.
 

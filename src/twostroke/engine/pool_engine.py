@@ -59,15 +59,15 @@ class PoolEngine(Engine):
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> bool:
         """End a sequence from outside, including one that waits for its prefix."""
         is_known = super().finish(request_id, reason, num_output_tokens) or self._ends.abort(request_id)
-        self._ends.let_imports_in()
+        self._ends.start_waiting_imports()
         return is_known
 
     def step(self) -> list[TokenUpdate]:
         """Start imports that now have room, then run a step."""
-        self._ends.let_imports_in()
+        self._ends.start_waiting_imports()
         updates = super().step()
         if not self._live:  # there may be no next step
-            self._ends.let_imports_in()
+            self._ends.start_waiting_imports()
         return updates
 
     def close(self) -> None:

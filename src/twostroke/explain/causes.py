@@ -36,19 +36,19 @@ class Cause:
 _DECODED = Cause(Label.DECODE, "")
 
 
-def of_preparing(*, knows_handover: bool) -> Cause:
+def preparation_cause(*, knows_handover: bool) -> Cause:
     """Return the cause of the time after the arrival, until the engine has the request."""
     if knows_handover:
         return Cause(Label.PREPARE, "template, tokenizer, checks")
     return Cause(Label.PREPARE, "template, tokenizer, checks, and the end of a step that was running")
 
 
-def of_joining(request_id: str, since_s: float, place: PlaceState) -> Cause:
+def arrival_wait_cause(request_id: str, since_s: float, place: PlaceState) -> Cause:
     """Return the cause of the time from when a request is ready until the next step is decided."""
-    return of_waiting_for(place.step_running_at(since_s), request_id)
+    return step_wait_cause(place.step_running_at(since_s), request_id)
 
 
-def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
+def step_wait_cause(step: DecidedStep | None, request_id: str) -> Cause:
     """Return the cause of waiting for the end of `step`, the running step; None: no step runs."""
     if step is None:
         return Cause(Label.WAIT_STEP, "for the next step to be decided")
@@ -59,13 +59,13 @@ def of_waiting_for(step: DecidedStep | None, request_id: str) -> Cause:
     return Cause(Label.WAIT_STEP, f"a step was running that decoded {counted(len(step.shares), 'request')}")
 
 
-def of_queueing(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Cause:
+def queue_cause(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Cause:
     """Return the cause of waiting for a request that the step `batch` has left in the queue.
 
     It waits for what the head of the queue waits for, with one exception. While a request that arrived later and is
     more urgent heads the queue, or has the slot, blocks or tokens in question, it waits for priority.
     """
-    overtakers = _overtakers(request_id, batch, place)
+    overtakers = _more_urgent_later_arrivals(request_id, batch, place)
     head = batch.head_request_id
     reason = batch.wait_reason.partition(": ")[2] or batch.wait_reason  # the label says "slots", "tokens" or "kv"
     if overtakers:
@@ -79,7 +79,7 @@ def of_queueing(request_id: str, batch: ScheduledBatch, place: PlaceState) -> Ca
     return Cause(_WAITS.get(batch.limited_by, Label.WAIT_STEP), reason, shares)
 
 
-def of_preemption(preemption: Preemption) -> Cause:
+def preemption_cause(preemption: Preemption) -> Cause:
     """Return the cause of the time from a preemption until the next admission."""
     by = preemption.by_request_id
     if by == preemption.request_id:
@@ -98,23 +98,23 @@ def of_kv_check(event: KVBlockChecked) -> Cause:
     return Cause(Label.KV_CHECK, told, {event.request_id: 0})
 
 
-def of_starting_over(event: KVBlockChecked) -> Cause:
+def restart_cause(event: KVBlockChecked) -> Cause:
     """Return the cause of the time from a restart until the next decision."""
     return Cause(Label.WAIT_STEP, f"starts over: block {event.entry} of its cached prefix was corrupt")
 
 
-def of_sitting_out(request_id: str, has_output: bool, step: DecidedStep) -> Cause:
+def skipped_step_cause(request_id: str, has_output: bool, step: DecidedStep) -> Cause:
     """Return the cause of a step in which a running request computes nothing."""
     prefills = step.prefills_of_others(request_id)
     if has_output and prefills:
         return Cause(Label.STALLED, "prompts went first", prefills)
     if has_output:
-        return of_waiting_for(step, request_id)
+        return step_wait_cause(step, request_id)
     shares = {share.request_id: share.num_scheduled_tokens for share in step.batch.requests}
     return Cause(Label.WAIT_TOKENS, "the step's token budget went to other requests", shares)
 
 
-def of_decoding(request_id: str, step: DecidedStep) -> Cause:
+def decode_cause(request_id: str, step: DecidedStep) -> Cause:
     """Return the cause of a step that gave a request its next tokens."""
     prefills = step.prefills_of_others(request_id)
     if sum(prefills.values()) >= STALL_SHARE * step.num_tokens:
@@ -142,7 +142,7 @@ def cached_in_words(admitted: AdmittedRequest) -> str:
             return "none cached: prefix caching is off"
 
 
-def _overtakers(request_id: str, batch: ScheduledBatch, place: PlaceState) -> dict[str, int]:
+def _more_urgent_later_arrivals(request_id: str, batch: ScheduledBatch, place: PlaceState) -> dict[str, int]:
     """Return the tokens in this step of requests in its way that arrived later and are more urgent, by request."""
     me = place.arrival_of(request_id)
     if me is None:
@@ -189,7 +189,7 @@ class KVWay:
     """The end of the fetch; None while it is in progress."""
 
 
-def of_handing_over(
+def handover_causes(
     source: str, prefilled_s: float, arrival_s: float, way: KVWay | None, receiver: PlaceState
 ) -> Iterator[tuple[Cause, float]]:
     """Yield each cause of the time between two processes, and its end; the last one ends with the arrival.
@@ -202,18 +202,18 @@ def of_handing_over(
         receiver: state of the receiver at the arrival.
     """
     fetched = None if way is None else way.ended
-    transfer = of_transfer(source, prefilled_s, fetched)
+    transfer = transfer_cause(source, prefilled_s, fetched)
     if way is not None and fetched is not None:
         if min(way.stepped_s, fetched.begin_s) > prefilled_s:
             is_known = way.step_before is not None and way.step_before.time_s < fetched.begin_s
             step = way.step_before if is_known else None
-            yield _at(fetched.process, of_waiting_for(step, "")), fetched.begin_s
+            yield _at(fetched.process, step_wait_cause(step, "")), fetched.begin_s
         if way.stepped_s > fetched.begin_s:
             yield Cause(Label.WAIT_KV, f"for blocks at {fetched.process}", way.holders), way.room_s
         step, there_s = receiver.last_step, max(prefilled_s, fetched.done_s)
         if step is not None and receiver.last_result_s > there_s:
             yield transfer, max(there_s, step.time_s)
-            yield _at(fetched.process, of_waiting_for(step, "")), arrival_s
+            yield _at(fetched.process, step_wait_cause(step, "")), arrival_s
             return
     yield transfer, arrival_s
 
@@ -223,12 +223,12 @@ def _at(process: str, cause: Cause) -> Cause:
     return Cause(cause.label, f"at {process} {cause.reason}", cause.because_of)
 
 
-def of_leaving(process: str) -> Cause:
+def pending_transfer_cause(process: str) -> Cause:
     """Return the cause of the time until another process takes in a request whose prompt `process` has computed."""
     return Cause(Label.TRANSFER, f"from {process}, not taken in yet")
 
 
-def of_transfer(source: str, prefilled_s: float, fetched: KVImportEnded | None) -> Cause:
+def transfer_cause(source: str, prefilled_s: float, fetched: KVImportEnded | None) -> Cause:
     """Return the cause of the transfer to a process that has taken the request in.
 
     Args:
@@ -254,7 +254,7 @@ def of_transfer(source: str, prefilled_s: float, fetched: KVImportEnded | None) 
     return Cause(Label.TRANSFER, f"{told} ({rate}), {hidden_s / duration_s:.0%} of it during the prefill{drift}")
 
 
-def of_resuming(cause: str) -> Cause:
+def resume_cause(cause: str) -> Cause:
     """Return the cause of the time until another process resumes a request.
 
     The process that ran it is gone, or it was to be handed over to a process that is gone.

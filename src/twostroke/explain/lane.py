@@ -14,7 +14,7 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain import causes
-from twostroke.explain.causes import Cause, KVWay, of_handing_over, of_leaving, of_resuming, of_transfer
+from twostroke.explain.causes import Cause, KVWay, handover_causes, pending_transfer_cause, resume_cause, transfer_cause
 from twostroke.explain.merging import NO_WORK, Span, Work, drafts_of, merged
 from twostroke.explain.names import sequence_of
 from twostroke.explain.run_state import PlaceState
@@ -60,7 +60,7 @@ class LaneBuilder:
         """Whether the sequence is between two processes."""
         self.told: RequestFinishedByCaller | None = None
         """Abort or stop from outside, until the process that runs the sequence confirms it."""
-        self._withdrawn = False
+        self._end_requested = False
         """Whether the last process was told to end the sequence, and no other has taken it in since."""
         self.name_there = name
         self._begin_s = self._cursor_s = begin_s
@@ -96,8 +96,8 @@ class LaneBuilder:
         self.lend_as = event.arrival.lend_as
         handed_over_s = event.submitted_time_s
         self._num_prompt_tokens = event.arrival.num_prompt_tokens
-        self._spend(causes.of_preparing(knows_handover=handed_over_s is not None), handed_over_s or event.time_s)
-        self._cause = causes.of_joining(self.name_there, self._cursor_s, place)
+        self._spend(causes.preparation_cause(knows_handover=handed_over_s is not None), handed_over_s or event.time_s)
+        self._cause = causes.arrival_wait_cause(self.name_there, self._cursor_s, place)
         self._spend(self._cause, event.time_s)
 
     def goes_on(self, event: RequestArrived, place: PlaceState, way: KVWay | None, loss: str) -> None:
@@ -111,17 +111,17 @@ class LaneBuilder:
         """
         is_next_attempt = event.request_id != self.name_there
         if is_next_attempt and (not self.is_between or self._cause.label is Label.TRANSFER):
-            self.left(self._cursor_s, of_resuming(loss))
+            self.left(self._cursor_s, resume_cause(loss))
         source, self.process, self.place = self.process, event.process, place
-        cause = causes.of_joining(event.request_id, event.time_s, place)
+        cause = causes.arrival_wait_cause(event.request_id, event.time_s, place)
         if self._cause.label is Label.TRANSFER:
             last = self._handed_over(source, event, place, way)
             cause = last if last.label is cause.label else cause  # it keeps waiting for the same cause
         else:
             self._spend(self._cause, event.time_s, process="")
-        self._count_what_was_delivered(event.arrival.num_prompt_tokens)
+        self._drop_undelivered_tokens(event.arrival.num_prompt_tokens)
         self.lend_as = event.arrival.lend_as
-        self.is_between = self._withdrawn = False
+        self.is_between = self._end_requested = False
         self.name_there = event.request_id
         self._admitted_in_step = -1
         self._cause = cause
@@ -138,7 +138,7 @@ class LaneBuilder:
             self._in_flight.clear()
             self._status, self._cause, self.is_between = RequestStatus.WAITING, cause, True
         self._close(time_s, "broken off")
-        self.is_between, self._withdrawn = True, is_withdrawn
+        self.is_between, self._end_requested = True, is_withdrawn
         self._status, self._cause = RequestStatus.WAITING, cause
         self._in_flight.clear()
 
@@ -149,7 +149,7 @@ class LaneBuilder:
             if preemption.request_id == self.name_there:
                 self._status = RequestStatus.PREEMPTED
                 self._num_preemptions += 1
-                self._cause = causes.of_preemption(preemption)
+                self._cause = causes.preemption_cause(preemption)
         step = place.in_flight[-1] if place.in_flight and not batch.is_empty else None
         takes_part = step is not None and self.name_there in step.shares
         if self._status is not RequestStatus.RUNNING:
@@ -158,7 +158,7 @@ class LaneBuilder:
             if takes_part:
                 self._admit(event)
             elif self._status is RequestStatus.WAITING:
-                self._cause = causes.of_queueing(self.name_there, batch, place)
+                self._cause = causes.queue_cause(self.name_there, batch, place)
         if takes_part and step is not None:
             self._in_flight.append(step)
 
@@ -172,16 +172,16 @@ class LaneBuilder:
             self._work(step, event.time_s, commit)
         elif self._status is RequestStatus.RUNNING:
             if step.batch.step < self._admitted_in_step:
-                self._spend(causes.of_waiting_for(step, self.name_there), event.time_s)
+                self._spend(causes.step_wait_cause(step, self.name_there), event.time_s)
             else:
                 has_output = bool(self._token_times_s)
-                self._spend(causes.of_sitting_out(self.name_there, has_output, step), event.time_s)
+                self._spend(causes.skipped_step_cause(self.name_there, has_output, step), event.time_s)
         if commit is not None:
             self._token_times_s.extend([event.time_s] * commit.num_tokens)
             if commit.num_tokens:
                 self._passes.append((commit.num_tokens, commit.num_draft_tokens))
             if commit.finish_reason is FinishReason.LENGTH and self.lend_as is not None:
-                self.left(event.time_s, of_leaving(self.process))
+                self.left(event.time_s, pending_transfer_cause(self.process))
             else:
                 self._finish_reason = commit.finish_reason
 
@@ -210,7 +210,7 @@ class LaneBuilder:
         is_alone = len(place.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
             if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else between two checks
-                self._spend(causes.of_waiting_for(None, self.name_there), event.begin_s)
+                self._spend(causes.step_wait_cause(None, self.name_there), event.begin_s)
             self._spend(causes.of_kv_check(event), event.time_s)
         if self.name_there in event.suspects.ended:
             self._finish_reason = FinishReason.ERROR
@@ -219,7 +219,7 @@ class LaneBuilder:
         elif self.name_there in event.suspects.started_over:
             self._status = RequestStatus.WAITING
             self._in_flight.clear()
-            self._cause = causes.of_starting_over(event)
+            self._cause = causes.restart_cause(event)
             self._notes.append("started over: its cached prefix held a KV block that was found corrupt")
 
     def lost(self, time_s: float, why: str) -> None:
@@ -231,7 +231,7 @@ class LaneBuilder:
         """Return the lane so far; of a live sequence, up to `upto_s`."""
         spans = list(self._spans)
         end_s = self._cursor_s
-        finish_reason = FinishReason.ABORT if self._withdrawn and not self.is_finished else self._finish_reason
+        finish_reason = FinishReason.ABORT if self._end_requested and not self.is_finished else self._finish_reason
         if finish_reason is None and upto_s > end_s:
             spans.append(self._open_span(upto_s, "goes on"))
             end_s = upto_s
@@ -265,10 +265,10 @@ class LaneBuilder:
     def _handed_over(self, source: str, event: RequestArrived, place: PlaceState, way: KVWay | None) -> Cause:
         """Spend the time since `source` computed the prompt; return the last cause."""
         num_spans, prefilled_s, cause = len(self._spans), self._cursor_s, self._cause
-        for cause, until_s in of_handing_over(source, prefilled_s, event.time_s, way, place):
+        for cause, until_s in handover_causes(source, prefilled_s, event.time_s, way, place):
             self._spend(cause, min(until_s, event.time_s))
         if not any(span.cause.label is Label.TRANSFER for span in self._spans[num_spans:]):
-            told = of_transfer(source, prefilled_s, None if way is None else way.ended).reason
+            told = transfer_cause(source, prefilled_s, None if way is None else way.ended).reason
             self._notes.append(f"transfer: {told}")
         return cause
 
@@ -303,7 +303,7 @@ class LaneBuilder:
         if share.stroke is Stroke.DECODE:
             num_tokens = 0 if commit is None else commit.num_tokens
             work = Work(1, num_tokens, drafts=drafts_of(self.name_there, step, commit))
-            self._spend(causes.of_decoding(self.name_there, step), until_s, work)
+            self._spend(causes.decode_cause(self.name_there, step), until_s, work)
             return
         told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
         self._admitted = None  # reported once, with the first chunk
@@ -318,7 +318,7 @@ class LaneBuilder:
         if self._in_flight:
             step = self._in_flight[0]
             is_decode = step.shares[self.name_there].stroke is Stroke.DECODE
-            cause = causes.of_decoding(self.name_there, step) if is_decode else Cause(Label.PREFILL, "")
+            cause = causes.decode_cause(self.name_there, step) if is_decode else Cause(Label.PREFILL, "")
             cause = Cause(cause.label, f"in a step; {how}", cause.because_of)
         elif self._status is RequestStatus.RUNNING:
             cause = Cause(Label.END, f"between two steps; {how}")
@@ -326,7 +326,7 @@ class LaneBuilder:
             cause = self._cause
         return Span(cause, self._cursor_s, until_s, process="" if self.is_between else self.process)
 
-    def _count_what_was_delivered(self, num_tokens: int) -> None:
+    def _drop_undelivered_tokens(self, num_tokens: int) -> None:
         """Drop tokens beyond those with which the sequence goes on elsewhere; they came too late and are recomputed.
 
         Args:

@@ -25,9 +25,9 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.causes import KVWay, of_resuming
+from twostroke.explain.causes import KVWay, resume_cause
 from twostroke.explain.lane import LaneBuilder
-from twostroke.explain.names import GATEWAY, is_of_pool, sequence_of
+from twostroke.explain.names import GATEWAY, is_pool_process, sequence_of
 from twostroke.explain.remembered import Remembered
 from twostroke.explain.run_state import PlaceState, RunState, Taken
 from twostroke.explain.segments import Lane
@@ -88,7 +88,7 @@ class LaneReader:
 
     def _lost(self, place: PlaceState, event: EngineStarted | EngineLost) -> None:
         """Handle sequences at, or on their way to, a process that died; those of a pool go on elsewhere."""
-        if not is_of_pool(event.process):
+        if not is_pool_process(event.process):
             for lane in self._here(place):
                 lane.lost(event.time_s, "the engine died")
             return
@@ -99,7 +99,7 @@ class LaneReader:
             del self._ways[import_id]
         for lane in self._lanes.values():
             if lane.lend_as in to_come or (lane.place is place and not lane.is_between):
-                lane.left(event.time_s, of_resuming(self._loss))
+                lane.left(event.time_s, resume_cause(self._loss))
 
     def _note(self, event: Event, place: PlaceState) -> None:
         """Keep information for later events."""
@@ -116,7 +116,7 @@ class LaneReader:
                 pass
 
     def _scheduled(self, place: PlaceState, event: StepScheduled) -> None:
-        self._begin_in_the_middle(place, (share.request_id for share in event.batch.requests), event)
+        self._start_unknown_lanes(place, (share.request_id for share in event.batch.requests), event)
         for lane in self._here(place):
             lane.scheduled(event, place)
 
@@ -124,7 +124,7 @@ class LaneReader:
         commits = {commit.request_id: commit for commit in event.commits}
         # a sequence whose steps were all decided before the history begins may appear only with its end
         ended = (commit.request_id for commit in event.commits if commit.finish_reason is not None)
-        self._begin_in_the_middle(taken.place, ended, event)
+        self._start_unknown_lanes(taken.place, ended, event)
         for lane in self._here(taken.place):
             lane.committed(event, taken.step, commits.get(lane.name_there))
 
@@ -155,7 +155,7 @@ class LaneReader:
         """End a sequence: the process that runs it reports its end; between two processes the gateway does."""
         is_gateway = place.name == GATEWAY
         if not is_gateway:
-            self._begin_in_the_middle(place, [event.request_id], event)
+            self._start_unknown_lanes(place, [event.request_id], event)
         lane = self._lanes.get(sequence_of(event.request_id))
         if lane is None:
             return
@@ -164,12 +164,12 @@ class LaneReader:
         elif is_gateway:
             lane.finished_by_caller(event)
         elif lane.place is place and lane.name_there == event.request_id and not lane.is_between:
-            if lane.told is not None or event.reason is not FinishReason.ABORT or not is_of_pool(event.process):
+            if lane.told is not None or event.reason is not FinishReason.ABORT or not is_pool_process(event.process):
                 lane.finished_by_caller(event)
             else:  # the gateway reports an abort first, unless another process is to continue the sequence
-                lane.left(event.time_s, of_resuming(self._loss), is_withdrawn=True)
+                lane.left(event.time_s, resume_cause(self._loss), is_withdrawn=True)
 
-    def _begin_in_the_middle(self, place: PlaceState, names: Iterable[str], event: Event) -> None:
+    def _start_unknown_lanes(self, place: PlaceState, names: Iterable[str], event: Event) -> None:
         """Start lanes for sequences that began before the history."""
         if place.is_whole:
             return

@@ -71,10 +71,10 @@ def place_of(process: str) -> str:
     return GATEWAY if process == GATEWAY else ENGINE
 
 
-def is_of_pool(process: str) -> bool:
+def is_pool_process(process: str) -> bool:
     """Return whether sequences of a process can go on in another process.
 
-    >>> is_of_pool("decode-1.3"), is_of_pool("engine-4711")
+    >>> is_pool_process("decode-1.3"), is_pool_process("engine-4711")
     (True, False)
     """
     return _POOL_PROCESS.fullmatch(process) is not None

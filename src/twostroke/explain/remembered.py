@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-MAX_REMEMBERED = 4096
+MAX_BOUNDED_ENTRIES = 4096
 """Maximum number of entries, far more than can be in transit at once."""
 
 _Key = TypeVar("_Key")
@@ -17,5 +17,5 @@ class Remembered(dict[_Key, _Value], Generic[_Key, _Value]):
     def put(self, key: _Key, value: _Value) -> None:
         """Add an entry and drop the oldest ones beyond the limit."""
         self[key] = value
-        while len(self) > MAX_REMEMBERED:
+        while len(self) > MAX_BOUNDED_ENTRIES:
             del self[next(iter(self))]

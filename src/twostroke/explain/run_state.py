@@ -28,7 +28,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.names import GATEWAY, is_of_pool, place_of, request_of, sequence_of
+from twostroke.explain.names import GATEWAY, is_pool_process, place_of, request_of, sequence_of
 from twostroke.explain.remembered import Remembered
 from twostroke.explain.step import DecidedStep
 from twostroke.outputs import RequestTimes
@@ -242,7 +242,7 @@ class RunState:
 
     def _lost(self, event: EngineStarted | EngineLost, taken: Taken) -> None:
         """Remove the requests of a process that died; those of a pool go on elsewhere."""
-        place, goes_on = taken.place, is_of_pool(event.process)
+        place, goes_on = taken.place, is_pool_process(event.process)
         for request in list(place.requests.values()):
             self._gone(request, FinishReason.ERROR, taken, event, goes_on=goes_on)
         place.in_flight.clear()
@@ -325,7 +325,7 @@ class RunState:
         if request is not None:
             # the gateway reports an abort first, unless another process is to continue it
             is_abort = event.reason is FinishReason.ABORT and request.told is None
-            self._gone(request, event.reason, taken, event, goes_on=is_abort and is_of_pool(event.process))
+            self._gone(request, event.reason, taken, event, goes_on=is_abort and is_pool_process(event.process))
 
     def _kv_checked(self, event: KVBlockChecked, taken: Taken) -> None:
         place = taken.place

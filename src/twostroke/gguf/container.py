@@ -96,8 +96,8 @@ NAMES = {
 
 
 _VERSIONS = (2, 3)
-_LEAST_READ = 1 << 20
-_DEFAULT_ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
+_MIN_READ_BYTES = 1 << 20
+_DEFAULT_ALIGNMENT, _MIN_ALIGNMENT = 32, 8
 _MAX_DIMS = 4
 _MAX_NAME = 1024
 """Characters of a name; ggml limits tensor names to 64. Messages show names in full."""
@@ -208,11 +208,11 @@ class GGUFFile:
             more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
             told = f"{self.path} is the first of {num_parts} parts, but {absent[0]}{more} is missing. {_ALL_IN_ONE}"
             raise ModelNotFound(told)
-        self._check_place(first, 1)
+        self._check_part(first, 1)
         tensors = dict(first.tensors)
         for number, other in enumerate(names, 2):
             part = _GGUFPart(self.path.with_name(other))
-            self._check_place(part, number)
+            self._check_part(part, number)
             twice = tensors.keys() & part.tensors.keys()
             if twice:
                 raise CorruptCheckpoint(f"{part.path}: {min(twice)} is also in another part. Download it again.")
@@ -224,7 +224,7 @@ class GGUFFile:
             )
         return tensors
 
-    def _check_place(self, part: _GGUFPart, number: int) -> None:
+    def _check_part(self, part: _GGUFPart, number: int) -> None:
         """Raise CorruptCheckpoint if a part's number or counts differ from its file name or from the first part."""
         if part.metadata.count("split.no", least=0) != number - 1:
             raise part.metadata.refuse("split.no", f"{number - 1}, as the file's name says")
@@ -254,8 +254,8 @@ class _GGUFPart:
         self.metadata = Metadata(path.name, dict(cursor.pair() for _ in range(num_keys)))
         infos = [cursor.tensor_info() for _ in range(num_tensors)]
         alignment = self.metadata.count("general.alignment", _DEFAULT_ALIGNMENT)
-        if alignment % _LEAST_ALIGNMENT:
-            raise self.metadata.refuse("general.alignment", f"a multiple of {_LEAST_ALIGNMENT}")
+        if alignment % _MIN_ALIGNMENT:
+            raise self.metadata.refuse("general.alignment", f"a multiple of {_MIN_ALIGNMENT}")
         begin = -(-cursor.position // alignment) * alignment
         self.tensors = {info[0]: self._stored(file, begin, *info) for info in infos}
         if len(self.tensors) != len(infos):
@@ -286,9 +286,9 @@ class _GGUFPart:
             raise CorruptCheckpoint(
                 f"{self.path}: {name} is {list(shape)}; {kind.name} needs rows of a multiple of {kind.block_size}."
             )
-        if offset % _LEAST_ALIGNMENT:
+        if offset % _MIN_ALIGNMENT:
             raise CorruptCheckpoint(
-                f"{self.path}: {name} begins at {offset}; it must be a multiple of {_LEAST_ALIGNMENT}."
+                f"{self.path}: {name} begins at {offset}; it must be a multiple of {_MIN_ALIGNMENT}."
             )
 
         def read(first: int, num_bytes: int) -> npt.NDArray[np.uint8]:
@@ -321,15 +321,15 @@ class _Cursor:
                 f"{self._path} is truncated: {self.what} goes to byte {end} of {self._file.size}. Download it again."
             )
         while end > len(self._content):
-            self._read_on()
+            self._read_more()
         found = self._content[self.position : end]
         self.position = end
         return found
 
-    def _read_on(self) -> bool:
+    def _read_more(self) -> bool:
         """Read about as much again as was read so far; return whether there was more."""
         begin = len(self._content)
-        num_bytes = min(max(begin, _LEAST_READ), self._file.size - begin)
+        num_bytes = min(max(begin, _MIN_READ_BYTES), self._file.size - begin)
         self._content += self._file.read(begin, num_bytes, self.what).tobytes()
         return num_bytes > 0
 
@@ -391,9 +391,9 @@ class _Cursor:
     def _texts(self, length: int) -> list[str]:
         texts: list[str] = []
         try:
-            self._take_texts(texts, length)
-            while len(texts) < length and self._read_on():
-                self._take_texts(texts, length)
+            self._take_strings(texts, length)
+            while len(texts) < length and self._read_more():
+                self._take_strings(texts, length)
             reason = f"it ends beyond the {self._file.size:,} bytes of the file"
         except UnicodeDecodeError as error:
             reason = reason_of(error)
@@ -404,7 +404,7 @@ class _Cursor:
             )
         return texts
 
-    def _take_texts(self, texts: list[str], length: int) -> None:
+    def _take_strings(self, texts: list[str], length: int) -> None:
         """Append the strings that lie in the content read so far, until there are `length`.
 
         A vocabulary has several hundred thousand strings, so this loop has to be fast.

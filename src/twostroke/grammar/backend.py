@@ -33,7 +33,7 @@ class FreeCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequiredCall:
+class RequiredCallSyntax:
     """Syntax of a required tool call, for models that do not write calls as plain JSON."""
 
     rules: str
@@ -45,7 +45,7 @@ class RequiredCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenCalls:
+class OptionalCallTokens:
     """Syntax of optional tool calls (`FreeCalls`), in the texts and token ids of one model."""
 
     markers: tuple[str, ...]
@@ -93,7 +93,7 @@ class GrammarBackend(Protocol):
         """Do the one-time work of the first grammar now. A server calls this, so that no request waits for it."""
         ...
 
-    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCall | None = None) -> str:
+    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCallSyntax | None = None) -> str:
         """Check a request's structured outputs, and return the grammar as text that `matcher` reads in any process.
 
         Args:

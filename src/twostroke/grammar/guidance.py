@@ -18,7 +18,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls, RequiredCall, TokenBits, WrittenCalls
+from twostroke.grammar.backend import FreeCalls, OptionalCallTokens, RequiredCallSyntax, TokenBits
 from twostroke.grammar.json_schema import NO_TEXT, refusal, to_llguidance, wide_parts
 from twostroke.grammar.trial import parser_limits, why_not
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
@@ -57,11 +57,11 @@ class Guidance:
         if self._tokens.reads_alone:
             self._ready_vocabulary()
 
-    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCall | None = None) -> str:
+    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCallSyntax | None = None) -> str:
         if not self._tokens.reads_alone:
             limit = "not supported by this model's tokenizer: the text of a token depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and validate the output.")
-        if isinstance(calls, RequiredCall):
+        if isinstance(calls, RequiredCallSyntax):
             grammar = to_llguidance(wanted, replace(calls, rules=self._with_tokens(calls)))
             reason = self._why_not(grammar, wanted, to_llguidance(wanted))
         else:
@@ -101,13 +101,13 @@ class Guidance:
         with self._using_kept:
             self._kept.pop(grammar, None)
 
-    def _written(self, calls: FreeCalls) -> WrittenCalls:
+    def _written(self, calls: FreeCalls) -> OptionalCallTokens:
         first_id = self._ready_vocabulary().first_id
         beginning = calls.beginning
         for text, token_id in self._special((*calls.markers, *calls.markup)).items():
             ways = " | ".join([json.dumps(text), *self._places(token_id)])
             beginning = beginning.replace(json.dumps(text), f"({ways})")
-        return WrittenCalls(
+        return OptionalCallTokens(
             markers=calls.markers,
             first_tokens=frozenset(token_id + first_id for token_id in self._special(calls.markers).values()),
             tokens=frozenset(self._special((*calls.markers, *calls.markup)).values()),
@@ -115,7 +115,7 @@ class Guidance:
             beginning=beginning,
         )
 
-    def _with_tokens(self, call: RequiredCall) -> str:
+    def _with_tokens(self, call: RequiredCallSyntax) -> str:
         """Return the rules with special tokens in place of their texts; end-of-text tokens are left out."""
         rules = call.rules
         for text, token_id in self._special(call.markup).items():

@@ -21,7 +21,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import RequiredCall, WrittenCalls
+from twostroke.grammar.backend import OptionalCallTokens, RequiredCallSyntax
 from twostroke.sampling_params import StructuredOutputs
 
 Schema = dict[str, Any]
@@ -29,10 +29,12 @@ Schema = dict[str, Any]
 KNOWN_FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 """Formats that outputs are constrained to. All others are annotations, the standard's default."""
 
-_NOTES = frozenset({"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"})
+_ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
+)
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
         "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
-_SEVERAL = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_SCHEMA_LIST_KEYWORDS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 """Keywords whose value is a list of schemas; those of `_ONE` have one schema as their value."""
 SCHEMAS_BY_NAME = frozenset(
     {"$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"}
@@ -62,7 +64,7 @@ def _with_constraining_parts(schema: Schema) -> Schema:
     for name, value in schema.items():
         if name in SCHEMAS_BY_NAME and isinstance(value, dict):
             found[name] = {key: constraining(part) for key, part in cast(Schema, value).items()}
-        elif name in _SEVERAL and isinstance(value, list):
+        elif name in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
             found[name] = [constraining(part) for part in cast(list[Any], value)]
         elif name in _ONE:
             found[name] = constraining(value)
@@ -78,7 +80,7 @@ def _with_constraining_parts(schema: Schema) -> Schema:
 
 MAX_BOUND = 2**63 - 1024
 """Largest bound, of either sign, that llguidance reads exactly."""
-_LEAST, _MOST = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
+_LOWER_BOUNDS, _MOST = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
 _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 
 
@@ -86,7 +88,7 @@ def _readable(name: str, value: float) -> float:
     """Return a keyword's number in a range and type that llguidance reads, which is not all of int64 and float."""
     if name in _COUNTS and isinstance(value, float) and value.is_integer():
         return int(value)
-    if name in _LEAST:
+    if name in _LOWER_BOUNDS:
         return max(value, -MAX_BOUND)
     return min(value, MAX_BOUND) if name in _MOST else value
 
@@ -101,7 +103,7 @@ def wide_objects(schema: Any) -> Iterator[Schema]:
         others = {"additionalProperties": False} if part.get("additionalProperties") is False else {}
         for length, before, behind in _optional_runs(properties, part.get("required")):
             if length > WIDE:
-                most = length if before else min(length, TOO_WIDE)
+                most = length if before else min(length, ALWAYS_TOO_WIDE)
                 needed = ["before"] * before + ["behind"] * behind
                 names = [*needed[:before], *(f"p{number}" for number in range(most)), *needed[before:]]
                 yield {"type": "object", "properties": {n: {"const": 0} for n in names}, "required": needed, **others}
@@ -120,7 +122,7 @@ def _optional_runs(properties: Any, required: Any) -> Iterator[tuple[int, bool, 
 
 WIDE = 500
 """Number of optional properties that an object may always have."""
-TOO_WIDE = 800
+ALWAYS_TOO_WIDE = 800
 """Number of optional properties before the first required one that is always refused; larger ones are only slower."""
 
 
@@ -136,7 +138,7 @@ def _parts(schema: Any) -> Iterator[Schema]:
         for name, value in part.items():
             if name in SCHEMAS_BY_NAME and isinstance(value, dict):
                 waiting += cast(Schema, value).values()
-            elif name in _SEVERAL and isinstance(value, list):
+            elif name in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
                 waiting += cast(list[Any], value)
             elif name in _ONE:
                 waiting.append(value)
@@ -144,7 +146,7 @@ def _parts(schema: Any) -> Iterator[Schema]:
 
 def _accepts_all(schema: Any) -> bool:
     """Return whether every value matches."""
-    return schema is True or (isinstance(schema, dict) and not set(cast(Schema, schema)) - _NOTES)
+    return schema is True or (isinstance(schema, dict) and not set(cast(Schema, schema)) - _ANNOTATIONS)
 
 
 def _excludes(schema: Schema, kind: str) -> bool:
@@ -313,7 +315,7 @@ allowed_token_ids, that could leave a request no allowed token.
 """
 
 
-def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | RequiredCall | None = None) -> str:
+def to_llguidance(wanted: StructuredOutputs, calls: OptionalCallTokens | RequiredCallSyntax | None = None) -> str:
     """Return the grammar in llguidance's JSON form, without a check of whether it is supported.
 
     Args:
@@ -324,11 +326,11 @@ def to_llguidance(wanted: StructuredOutputs, calls: WrittenCalls | RequiredCall 
         InvalidParameter: the GBNF grammar or JSON schema cannot be parsed.
     """
     try:
-        if isinstance(calls, RequiredCall):
-            parts = _framed(calls)
+        if isinstance(calls, RequiredCallSyntax):
+            parts = _required_call_parts(calls)
         else:
             inner = _inner(wanted)
-            parts = [inner | {"name": "wanted"}] if calls is None else _either(inner, calls)
+            parts = [inner | {"name": "wanted"}] if calls is None else _form_or_call_parts(inner, calls)
     except (ValueError, RecursionError) as error:
         raise refusal(wanted, str(error)) from error
     return json.dumps({"grammars": [{"lark_grammar": _TOP}, *parts]}, ensure_ascii=False)
@@ -341,7 +343,7 @@ def wide_parts(wanted: StructuredOutputs) -> Iterator[str]:
             yield to_llguidance(StructuredOutputs(json=part))
 
 
-def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, object]]:
+def _form_or_call_parts(form: dict[str, object], calls: OptionalCallTokens) -> list[dict[str, object]]:
     """Return the parts of a grammar for a text that has the form or begins like a call; after its beginning a call is
     unconstrained."""
     beginning = calls.beginning
@@ -355,7 +357,7 @@ def _either(form: dict[str, object], calls: WrittenCalls) -> list[dict[str, obje
     return [*parts, _json(json.dumps(calls.bare)) | {"name": "call"}] if calls.bare else parts
 
 
-def _framed(call: RequiredCall) -> list[dict[str, object]]:
+def _required_call_parts(call: RequiredCallSyntax) -> list[dict[str, object]]:
     """Return the parts of a grammar for a required call in the model's own syntax."""
     arguments = [_json(json.dumps(schema)) | {"name": name} for name, schema in call.schemas.items()]
     return [{"lark_grammar": call.rules, "name": "wanted"}, *arguments]

@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from twostroke.child_command import child_command
 from twostroke.errors import EngineUnavailable
-from twostroke.parent_death import signal_at_parents_death
+from twostroke.parent_death import signal_at_parent_death
 
 MAX_CPU_S = 0.5
 """CPU seconds for one compilation. With a separate engine process, that process compiles again in its loop."""
@@ -76,7 +76,7 @@ def main() -> None:
     grammar = sys.stdin.buffer.read().decode()
     if hasattr(os, "nice"):
         os.nice(10)  # the engine's steps have priority
-    signal_at_parents_death(signal.SIGKILL)
+    signal_at_parent_death(signal.SIGKILL)
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # the signal's default is to end the process
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits())

@@ -68,7 +68,7 @@ def operators_for(
     from twostroke.kernels import native, reference
 
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        return _of_card(device, kernels, activation_quantization, batch_invariant=batch_invariant)
+        return _gpu_operators(device, kernels, activation_quantization, batch_invariant=batch_invariant)
     if kernels != "reference" and device.type == "cpu" and dtype in native.DTYPES and native.is_built():
         return native.operators(None if kernels in ("auto", "native") else kernels, activation_quantization or "int8")
     _refuse_int8_activations(activation_quantization, "torch's operators")
@@ -83,7 +83,7 @@ def operators_for(
     return reference.operators()
 
 
-def _of_card(
+def _gpu_operators(
     device: torch.device,
     kernels: Kernels,
     activation_quantization: ActivationQuantization | None,

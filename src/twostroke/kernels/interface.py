@@ -124,7 +124,7 @@ class GroupShape:
         return 2 * self.num_kv_heads * self.head_bytes
 
 
-class HeadTurn(NamedTuple):
+class QKNormRope(NamedTuple):
     """Operations on q and k before attention: RMSNorm of each head, rotary embedding, then k minus its mean."""
 
     cos: Tensor
@@ -163,8 +163,8 @@ class AttentionOperator(Protocol):
     """
 
     @property
-    def turns_heads(self) -> bool:
-        """Whether the operator applies a HeadTurn; otherwise the caller has applied norm and rotation to q and k."""
+    def applies_qk_norm_rope(self) -> bool:
+        """Whether the operator applies a QKNormRope; otherwise the caller has applied norm and rotation to q and k."""
         ...
 
     def kv_order(self, kv_format: KVFormat) -> str:
@@ -200,7 +200,7 @@ class AttentionOperator(Protocol):
         plan: Any,
         layer_in_block: int,
         scoring: Scoring,
-        turn: HeadTurn | None = None,
+        turn: QKNormRope | None = None,
     ) -> Tensor:
         """Write the step's K and V into the storage, then attend over the stored values.
 
@@ -213,7 +213,8 @@ class AttentionOperator(Protocol):
             plan: the plan of this step for the layer's KV group.
             layer_in_block: index of the layer within a block.
             scoring: settings of the layer.
-            turn: applied to q and k first; None if that was done already. Only for operators with `turns_heads`.
+            turn: applied to q and k first; None if that was done already. Only for operators that take it
+                (`applies_qk_norm_rope`).
 
         Returns:
             [num_tokens, num_heads * head_dim] in qkv's type.
@@ -253,7 +254,7 @@ class AttentionOperators:
         return " and ".join(dict.fromkeys(operator.kv_order(kv_format) for operator in self.by_shape.values()))
 
 
-class StepOnHost(Protocol):
+class HostStepPlan(Protocol):
     """Planned step whose arrays are still on the host."""
 
     @property
@@ -301,7 +302,7 @@ class RecordableAttention(AttentionOperator, Protocol):
         block_table: npt.NDArray[np.int32],
         *,
         splits: bool,
-    ) -> StepOnHost:
+    ) -> HostStepPlan:
         """Plan a step as `plan` does, without draft trees, and leave it on the host.
 
         Args:
@@ -343,7 +344,7 @@ class LayerParts:
     feed_forward: MLPParts | ExpertParts
 
 
-class WholeLayer(Protocol):
+class FusedLayer(Protocol):
     """Layer of given LayerParts in one call: the same bits, and less time between its operators."""
 
     def __call__(
@@ -359,11 +360,11 @@ class WholeLayer(Protocol):
 
         Args:
             x: [num_tokens, hidden_size], contiguous; may be changed and returned.
-            rotation: cos and signed_sin of a HeadTurn; None for no rotary embedding.
+            rotation: cos and signed_sin of a QKNormRope; None for no rotary embedding.
             storage: as for the layer's AttentionOperator.
             plan: as for the layer's AttentionOperator.
             layer_in_block: as for the layer's AttentionOperator.
-            key_mean: see HeadTurn; None subtracts nothing from keys.
+            key_mean: see QKNormRope; None subtracts nothing from keys.
 
         Returns:
             [num_tokens, hidden_size].
@@ -392,7 +393,7 @@ class PackedSizes(Protocol):
         ...
 
 
-def no_whole_layer(_: LayerParts) -> None:
+def no_fused_layer(_: LayerParts) -> None:
     """Return None, so that the parts of every layer are called one by one."""
 
 
@@ -423,7 +424,7 @@ class Operators:
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
     """Operator for num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
-    whole_layer: Callable[[LayerParts], WholeLayer | None] = no_whole_layer
+    whole_layer: Callable[[LayerParts], FusedLayer | None] = no_fused_layer
     """Join the parts of a layer, made by this backend, into one call; None if they have to be called one by one."""
     pin_threads: Callable[[Sequence[int]], None] | None = None
     """Start and pin a thread per CPU, except the first, to which the caller pins itself; None if not possible."""
@@ -439,11 +440,11 @@ class Operators:
     """Quantizations that its products take."""
     kv_formats: tuple[KVFormat, ...] = KV_FORMATS
     """KV formats that its attention reads and writes."""
-    narrow_attention: torch.dtype | None = None
+    reduced_attention_dtype: torch.dtype | None = None
     """Type of attention's products where activations are float32 and K and V are narrower; None for float32."""
 
     def attention_dtype(self, dtype: torch.dtype, kv_format: KVFormat) -> torch.dtype:
         """Return the type of attention's products, for a type of activations and a format of K and V."""
-        if self.narrow_attention is None or dtype is not torch.float32 or kv_format == "f32":
+        if self.reduced_attention_dtype is None or dtype is not torch.float32 or kv_format == "f32":
             return dtype
-        return self.narrow_attention
+        return self.reduced_attention_dtype

@@ -61,7 +61,7 @@ def wide(values: Tensor) -> Tensor:
     return empty(values.shape, torch.float32).copy_(values)
 
 
-class _Kept:
+class _MappingCache:
     """Mappings that are reused when their last tensor is gone. Free ones that are too small are dropped."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Kept:
     def take(self, num_bytes: int) -> Tensor:
         """Return uninitialized bytes that no tensor uses."""
         with self._lock:
-            free = [i for i in range(len(self._maps)) if sys.getrefcount(self._maps[i]) == _ONLY_KEPT]
+            free = [i for i in range(len(self._maps)) if sys.getrefcount(self._maps[i]) == _REFCOUNT_IF_FREE]
             large = [i for i in free if len(self._maps[i]) >= num_bytes + _LARGE_PAGE]
             if large:
                 pages = self._maps[min(large, key=lambda i: len(self._maps[i]))]
@@ -82,12 +82,12 @@ class _Kept:
             return _bytes_of(pages, num_bytes, 0)
 
 
-_ONLY_KEPT = 2
+_REFCOUNT_IF_FREE = 2
 """References to a mapping without tensors: one of the list, one of the caller of getrefcount."""
-_kept = _Kept()
+_kept = _MappingCache()
 
 
-class _Pieces:
+class _RegionAllocator:
     """Pieces of regions. Only the pieces keep a region alive, so it is freed with the last of them."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _Pieces:
             return _bytes_of(region, num_bytes, begin)
 
 
-_pieces = _Pieces()
+_pieces = _RegionAllocator()
 
 
 def _map(num_bytes: int) -> mmap.mmap:

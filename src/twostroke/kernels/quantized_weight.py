@@ -141,12 +141,12 @@ class QuantizedWeight:
         """Return scales and mins of some rows, float32 [rows, groups]; products of a float16 and a byte are exact."""
         scales, mins = self.scales[rows].float(), None if self.mins is None else self.mins[rows].float()
         if self.super_scales is not None:
-            scales *= self._of_groups(self.super_scales[rows])
+            scales *= self._expand_to_groups(self.super_scales[rows])
         if mins is not None and self.super_mins is not None:
-            mins *= self._of_groups(self.super_mins[rows])
+            mins *= self._expand_to_groups(self.super_mins[rows])
         return scales, mins
 
-    def _of_groups(self, of_super_blocks: Tensor) -> Tensor:
+    def _expand_to_groups(self, of_super_blocks: Tensor) -> Tensor:
         """Expand [rows, super-blocks] to float32 [rows, groups]."""
         return of_super_blocks.float().repeat_interleave(SUPER_BLOCK // self.group_size, dim=1)
 

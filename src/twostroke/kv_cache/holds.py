@@ -102,7 +102,7 @@ class KVHolds:
         """Make all blocks, which are filled now, findable by these hashes, one per page."""
         table = self._tables[hold_id]
         assert self._prefix_cache is not None, "without a prefix cache nothing is fetched into it"
-        self._prefix_cache.name_full_blocks(table, block_hashes, table.num_tokens)
+        self._prefix_cache.cache_full_blocks(table, block_hashes, table.num_tokens)
 
     def lend(self, hold_id: int, table: BlockTable) -> None:
         """Keep the full blocks of a request that ends; free the last one if it is not full."""

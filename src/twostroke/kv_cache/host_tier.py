@@ -184,7 +184,7 @@ class TwoTierPrefixCache(SharedPrefixCache):
         super().__init__(layout, pool)
         self._host = host
 
-    def take_in_prefetched(self) -> None:
+    def finish_prefetches(self) -> None:
         """Make blocks findable that were prefetched during earlier passes: later passes begin when they are there."""
         self._host.arrive()
 

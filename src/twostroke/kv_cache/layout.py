@@ -132,7 +132,7 @@ class KVLayout:
         groups = (KVGroup(tuple(ids), spec, n) for (spec, ids), n in zip(kinds.items(), pages, strict=True))
         return cls(tuple(groups), page_size, kv_format)
 
-    def dealt_among(self, num_ranks: int, num_ranks_here: int) -> KVLayout:
+    def for_ranks(self, num_ranks: int, num_ranks_here: int) -> KVLayout:
         """Return the layout of each of `num_ranks` ranks, if this is the layout of each of `num_ranks_here`."""
         groups = (replace(group, spec=group.spec.of_all(num_ranks_here).of_rank(num_ranks)) for group in self.groups)
         return replace(self, groups=tuple(groups))
@@ -142,13 +142,13 @@ class KVLayout:
         return group.pages_per_block * self.block_size
 
     @property
-    def block_words(self) -> str:
+    def block_description(self) -> str:
         """The contents of a block, in words for messages.
 
         >>> full, window = (KVSpec(num_kv_heads=1, head_dim=8, window=window) for window in (None, 512))
-        >>> KVLayout.of([full], block_size=16, kv_format="bf16").block_words
+        >>> KVLayout.of([full], block_size=16, kv_format="bf16").block_description
         '16 tokens'
-        >>> KVLayout.of([window] * 22 + [full] * 4, block_size=16, kv_format="bf16").block_words
+        >>> KVLayout.of([window] * 22 + [full] * 4, block_size=16, kv_format="bf16").block_description
         '16 tokens of the layers that see 512, or 88 of those that see all'
         """
         sizes = {self.tokens_per_block(group) for group in self.groups}

@@ -49,7 +49,7 @@ class KVCacheManager:
     num_blocks_to_admit(...) <= num_free_blocks - blocks promised to other requests
     admit(request, cached, ...)         shares the cached blocks
     try_allocate(request, start, end)   before each step; the changes go to the runner
-    name_blocks(request, hashes, n)     after it: makes full, final blocks findable
+    cache_blocks(request, hashes, n)     after it: makes full, final blocks findable
     roll_back(request, n)               when drafts were rejected
     free(request), or lend(request, number) and holds.end(number) when another process has fetched its blocks
     find_check(...), quarantine(...)    the self-check of cached blocks
@@ -145,13 +145,13 @@ class KVCacheManager:
         rows = zip(firsts, table.rows, strict=True)
         return tuple(BlockTableUpdate(first, tuple(row[first:])) for first, row in rows)
 
-    def name_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
+    def cache_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens, which are computed and final, findable."""
         table = self._tables[request_id]
         if self._prefix_cache is None or num_tokens - table.num_named < self._block_size:
             return
         end = min(num_tokens // self._block_size, len(block_hashes)) * self._block_size
-        self._prefix_cache.name_full_blocks(table, block_hashes, end)
+        self._prefix_cache.cache_full_blocks(table, block_hashes, end)
 
     def roll_back(self, request_id: str, num_tokens: int) -> None:
         """Drop the tokens beyond `num_tokens`, and free whole blocks after them."""

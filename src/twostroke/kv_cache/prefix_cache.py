@@ -106,7 +106,7 @@ class SharedPrefixCache:
         end = CacheEnd.COMPLETE if best == most else self._why_missing(block_hashes, best)
         return self._cut(found, best, end)
 
-    def name_full_blocks(self, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int) -> None:
+    def cache_full_blocks(self, table: BlockTable, block_hashes: Sequence[bytes], num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens findable, unless they are already.
 
         Args:
@@ -250,25 +250,25 @@ def hash_blocks(
     return tuple(hashes)
 
 
-BlockNames = Callable[[str, Sequence[int], int, str | None], tuple[bytes, ...]]
+BlockHasher = Callable[[str, Sequence[int], int, str | None], tuple[bytes, ...]]
 """Function that returns the hashes of a request's full blocks from its id, its tokens, the block size and the cache
 salt."""
 
 
-def names_by_tokens(request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
+def hash_by_tokens(request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
     """Return the hashes of a request's full blocks from their tokens, regardless of the request."""
     del request_id
     return hash_blocks(token_ids, block_size, salt)
 
 
-def salt_of_drift(salt: str | None, numerics: Mapping[str, str]) -> str:
+def drift_salt(salt: str | None, numerics: Mapping[str, str]) -> str:
     """Return the salt for hashes of blocks whose KV may have other numerics than their worker.
 
     Args:
         salt: salt of the request.
         numerics: numerics of the worker that computes and lends the KV.
 
-    >>> salt_of_drift(None, {"dtype": "float32"}) == salt_of_drift("tenant", {"dtype": "float32"})
+    >>> drift_salt(None, {"dtype": "float32"}) == drift_salt("tenant", {"dtype": "float32"})
     False
     """
     found = hashlib.blake2b((salt or "").encode(), digest_size=HASH_BYTES, person=b"twostroke-drift")

@@ -129,8 +129,8 @@ class PagedReservation:
         """Return new blocks plus cached ones without references; and all blocks of the table."""
         held, new = self._to_hold(cached, num_tokens)
         num_new = sum(map(len, new))
-        num_woken = sum(self._pool.ref_count(block_id) == 0 for row in held for block_id in row)
-        return num_new + num_woken, num_new + sum(map(len, held))
+        num_revived = sum(self._pool.ref_count(block_id) == 0 for row in held for block_id in row)
+        return num_new + num_revived, num_new + sum(map(len, held))
 
     def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
         """Return a table for the first `num_tokens` tokens.

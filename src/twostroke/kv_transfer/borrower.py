@@ -24,7 +24,7 @@ from twostroke.kv_transfer.frames import (
     EntriesReady,
     Fetch,
     FetchRefused,
-    LenderSays,
+    LenderFrame,
     Terms,
     TransferBroken,
     Valid,
@@ -71,13 +71,13 @@ class KVBorrower:
         patience_s: float = PATIENCE_S,
         nixl: NixlAgent | None = None,
     ) -> None:
-        self._side = _Side(memory, geometry, reading, _Memories(nixl), clock, allows_drift, patience_s)
+        self._side = _BorrowerState(memory, geometry, reading, _MappedMemories(nixl), clock, allows_drift, patience_s)
 
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
         """Start a fetch; `is_done` is called in the thread that fetches."""
-        task = _Fetching(self._side)
+        task = _PrefixFetch(self._side)
 
         def run() -> None:
             is_done(task.run(source, into, digest))
@@ -90,7 +90,7 @@ class KVBorrower:
         self._side.memories.close()
 
 
-class _Memories:
+class _MappedMemories:
     """Lenders' memory, mapped and cached by epoch, because mapping gigabytes takes a while; and the NIXL agent for the
     rest.
 
@@ -129,22 +129,22 @@ class _Memories:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _BorrowerState:
     """State shared by all fetches of a borrower."""
 
     memory: KVMemory
     geometry: KVGeometry
     reading: BlockReading
-    memories: _Memories
+    memories: _MappedMemories
     clock: Callable[[], float]
     allows_drift: bool
     patience_s: float
 
 
-class _Fetching:
+class _PrefixFetch:
     """The fetch of one prefix."""
 
-    def __init__(self, side: _Side) -> None:
+    def __init__(self, side: _BorrowerState) -> None:
         self._side = side
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -193,8 +193,8 @@ class _Fetching:
         connection.sendall(framed(question))
         terms, lent = self._receive_terms(connection, source, their_size)
         with self._bringing(connection, terms, lent) as bringing:
-            way_in = intake(self._side.memory, lent, into, question.first_entries, self._side.reading, bringing)
-            num_entries, theirs_digest = self._take_all(connection, way_in, num_blocks)
+            block_import = intake(self._side.memory, lent, into, question.first_entries, self._side.reading, bringing)
+            num_entries, theirs_digest = self._receive_all(connection, block_import, num_blocks)
         if num_entries != num_blocks or theirs_digest != digest:
             raise TransferBroken(
                 f"it has sent {num_entries} of {num_blocks} entries, of the prefix {theirs_digest.hex()}; "
@@ -209,7 +209,7 @@ class _Fetching:
             case other:
                 raise TransferBroken(f"unexpected: {type(other).__name__}")
 
-    def _take_all(self, connection: Connection, way_in: Intake, num_blocks: int) -> tuple[int, bytes]:
+    def _receive_all(self, connection: Connection, block_import: Intake, num_blocks: int) -> tuple[int, bytes]:
         """Store all entries that the lender sends; return their number and the hash of the last block."""
         due = _Due(num_blocks, self._side.memory.num_layers)
         while True:
@@ -219,7 +219,7 @@ class _Fetching:
                         self._first_byte_s = self._side.clock()
                     due.pass_by(ready)
                     begin_s = self._side.clock()
-                    self._num_bytes += way_in.take(ready)
+                    self._num_bytes += block_import.take(ready)
                     self._busy_s += self._side.clock() - begin_s
                 case Waiting():
                     pass
@@ -262,7 +262,7 @@ class _Fetching:
         with contextlib.ExitStack() as unused:
             for descriptor in descriptors:
                 unused.callback(os.close, descriptor)
-            terms = self._agreed(receive(connection, FROM_LENDER, head), their_size)
+            terms = self._checked_terms(receive(connection, FROM_LENDER, head), their_size)
             layout, orders = self._lent_layout(terms)
             num_ranks = terms.geometry.num_ranks
             if not descriptors:
@@ -279,7 +279,7 @@ class _Fetching:
 
     def _lent_layout(self, terms: Terms) -> tuple[KVLayout, tuple[HeadOrder, ...]]:
         """Return the lender's layout and, if format or order differs, the places of tokens per KV group."""
-        layout = self._side.memory.layout.dealt_among(terms.geometry.num_ranks, self._side.memory.num_ranks)
+        layout = self._side.memory.layout.for_ranks(terms.geometry.num_ranks, self._side.memory.num_ranks)
         layout = _with_blocks_of(terms.geometry, layout)
         if not self._side.geometry.has_other_blocks(terms.geometry):
             return layout, ()
@@ -293,7 +293,7 @@ class _Fetching:
                 raise TransferBroken(f"blocks of {layout.kv_format} do not lie as it says: {order}.")
         return layout, terms.orders
 
-    def _agreed(self, terms: LenderSays, block_size: int) -> Terms:
+    def _checked_terms(self, terms: LenderFrame, block_size: int) -> Terms:
         """Return the lender's terms after checking that this side can use them."""
         if isinstance(terms, FetchRefused):
             raise TransferBroken(terms.reason)
@@ -307,9 +307,9 @@ class _Fetching:
             raise TransferBroken(f"{said}; blocks of {block_size} were asked for.")
         num_ranks, of_model = (
             terms.geometry.num_ranks,
-            self._side.memory.layout.dealt_among(1, self._side.memory.num_ranks),
+            self._side.memory.layout.for_ranks(1, self._side.memory.num_ranks),
         )
-        if not num_ranks or not all(group.spec.can_deal(num_ranks) for group in of_model.groups):
+        if not num_ranks or not all(group.spec.can_split_heads(num_ranks) for group in of_model.groups):
             heads = " or ".join(dict.fromkeys(str(group.spec.num_kv_heads) for group in of_model.groups))
             raise TransferBroken(f"{heads} KV heads cannot be dealt among its {num_ranks} ranks.")
         return terms

@@ -119,15 +119,15 @@ class Valid(_Frame, frozen=True):
     """Confirmation that the lease stayed valid, so the copied bytes may be used."""
 
 
-LenderSays = FetchRefused | Terms | EntriesReady | Waiting | All | Valid
-BorrowerSays = Fetch | Copied
+LenderFrame = FetchRefused | Terms | EntriesReady | Waiting | All | Valid
+BorrowerFrame = Fetch | Copied
 _ENCODER = msgspec.msgpack.Encoder()
-FROM_LENDER: msgspec.msgpack.Decoder[LenderSays] = msgspec.msgpack.Decoder(LenderSays)
-FROM_BORROWER: msgspec.msgpack.Decoder[BorrowerSays] = msgspec.msgpack.Decoder(BorrowerSays)
+FROM_LENDER: msgspec.msgpack.Decoder[LenderFrame] = msgspec.msgpack.Decoder(LenderFrame)
+FROM_BORROWER: msgspec.msgpack.Decoder[BorrowerFrame] = msgspec.msgpack.Decoder(BorrowerFrame)
 _Said = TypeVar("_Said")
 
 
-def framed(frame: LenderSays | BorrowerSays) -> bytes:
+def framed(frame: LenderFrame | BorrowerFrame) -> bytes:
     """Return the encoded frame with its length prefix."""
     body = _ENCODER.encode(frame)
     return _LENGTH.pack(len(body)) + body

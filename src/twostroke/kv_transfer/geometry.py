@@ -147,7 +147,7 @@ def layout_facts(layout: KVLayout, kv_order: str, num_ranks: int = 1) -> dict[st
         kv_order: the backend's order inside a head's run.
         num_ranks: number of ranks that share the KV heads.
     """
-    of_model = layout.dealt_among(1, num_ranks)
+    of_model = layout.for_ranks(1, num_ranks)
     return {
         _BLOCK_SIZE: str(layout.block_size),
         _PAGES: " ".join(str(group.pages_per_block) for group in layout.groups),

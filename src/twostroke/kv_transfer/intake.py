@@ -150,18 +150,18 @@ def intake(
     is_alike = not lent.orders and (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
     if lent.memory is not None:
         if is_alike:
-            return _Copied(ours, lent.memory, into)
-        return _TakenApart(reading.conversion(ours, lent.memory, lent), lent.memory, into)
+            return _CopyShared(ours, lent.memory, into)
+        return _ConvertShared(reading.conversion(ours, lent.memory, lent), lent.memory, into)
     if is_alike:
-        return _Brought(ours, into, bringing)
+        return _ReceiveInPlace(ours, into, bringing)
     bytes_per_block = lent.layout.bytes_per_block
     num_staged = max(1, _STAGED_BYTES // (lent.num_ranks * bytes_per_block))
     staged = (memoryview(bytearray(num_staged * bytes_per_block)) for _ in range(lent.num_ranks))
     beside = bringing.staging(KVMemory(lent.layout, *staged))
-    return _BroughtBeside(reading.conversion(ours, beside, lent), beside, into, first_entries, bringing)
+    return _ReceiveAndConvert(reading.conversion(ours, beside, lent), beside, into, first_entries, bringing)
 
 
-class _Copied:
+class _CopyShared:
     def __init__(self, ours: KVMemory, theirs: KVMemory, into: KVImport) -> None:
         self._ours, self._theirs, self._into = ours, theirs, into
 
@@ -171,7 +171,7 @@ class _Copied:
         return self._ours.copy_from(self._theirs, their_rows, rows, range(ready.first_layer, ready.end_layer), starts)
 
 
-class _Brought:
+class _ReceiveInPlace:
     def __init__(self, ours: KVMemory, into: KVImport, bringing: Bringing) -> None:
         self._ours, self._into, self._bringing = ours, into, bringing
 
@@ -182,7 +182,7 @@ class _Brought:
         return self._bringing.bring(self._ours, missing, ready, entries)
 
 
-class _TakenApart:
+class _ConvertShared:
     def __init__(self, conversion: Conversion | RecodedConversion, theirs: KVMemory, into: KVImport) -> None:
         self._conversion, self._theirs, self._into = conversion, theirs, into
 
@@ -192,7 +192,7 @@ class _TakenApart:
         return self._conversion.copy(ready.first, their_rows, self._into.rows, self._into.first_missing, layers)
 
 
-class _BroughtBeside:
+class _ReceiveAndConvert:
     def __init__(
         self,
         conversion: Conversion | RecodedConversion,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 LEASE_S = 10.0
 """Seconds until a lease expires, from its reader's last progress, or from its completion if nothing reads it."""
-_OVER_REMEMBERED = 1024
+_MAX_ENDED_LEASES = 1024
 """Ended leases that are remembered, so that late borrowers are refused at once. For an unknown lease a borrower waits,
 because it may still be granted."""
 
@@ -124,7 +124,7 @@ class LeaseBook:
         if lease is not None and not lease.trouble:
             lease.trouble = trouble
 
-    def kill_incomplete(self, trouble: str) -> None:
+    def invalidate_incomplete(self, trouble: str) -> None:
         """Declare dead all leases that are still being computed."""
         for lease_id, lease in self._leases.items():
             if not lease.is_complete:
@@ -168,7 +168,7 @@ class LeaseBook:
                 del self._leases[lease_id]
                 over.append(lease_id)
         self._over.update(dict.fromkeys(over))
-        while len(self._over) > _OVER_REMEMBERED:
+        while len(self._over) > _MAX_ENDED_LEASES:
             del self._over[next(iter(self._over))]
         return over
 

@@ -21,7 +21,7 @@ from twostroke.kv_transfer.frames import (
     EntriesReady,
     Fetch,
     FetchRefused,
-    LenderSays,
+    LenderFrame,
     Terms,
     TransferBroken,
     Valid,
@@ -139,7 +139,7 @@ class KVLender(LendingSide):
         """
         with self._lock:
             self._is_closed = True
-            self._book.kill_incomplete("the process that computed it has stopped")
+            self._book.invalidate_incomplete("the process that computed it has stopped")
             for changed in (self._granted, self._released, *self._news.values()):
                 changed.notify_all()
         for listener in self._listeners:
@@ -188,7 +188,7 @@ class KVLender(LendingSide):
             except (OSError, EngineError) as error:
                 log.info("lost a borrower: %s", error)
             if self._nixl is not None:
-                _await_end(connection)
+                _wait_for_close(connection)
 
     def _lend(self, connection: Connection) -> None:
         fetch = receive(connection, FROM_BORROWER)
@@ -202,7 +202,7 @@ class KVLender(LendingSide):
             if lease is None:
                 _send(connection, FetchRefused(f"lease {fetch.lease_id} is over, or was never granted here."))
                 return
-            reason = self._misfit(fetch, lease)
+            reason = self._mismatch(fetch, lease)
             if reason:
                 _send(connection, FetchRefused(reason))
                 return
@@ -217,7 +217,7 @@ class KVLender(LendingSide):
             return "the process that granted this lease is gone."
         return self._geometry.refusal(fetch.geometry, allows_drift=fetch.allows_drift)
 
-    def _misfit(self, fetch: Fetch, lease: Lease) -> str:
+    def _mismatch(self, fetch: Fetch, lease: Lease) -> str:
         """Return why the lease does not match the request; empty: it does."""
         num_groups, num_entries = len(self._memory.layout.groups), lease.num_blocks
         if fetch.num_blocks != num_entries:
@@ -252,7 +252,7 @@ class KVLender(LendingSide):
                     self._released.notify_all()
 
     def _send_terms(self, connection: Connection, fetch: Fetch) -> None:
-        if not self._is_read_by(fetch):
+        if not self._reads_memory(fetch):
             _send(connection, Terms(self._geometry, 0, orders=self._orders))
             return
         remote = None if self._nixl is None else self._nixl.facts
@@ -262,7 +262,7 @@ class KVLender(LendingSide):
             terms = terms[1:]
         connection.sendall(terms)
 
-    def _is_read_by(self, fetch: Fetch) -> bool:
+    def _reads_memory(self, fetch: Fetch) -> bool:
         """Return whether the borrower reads the blocks itself, so that only their ids are sent."""
         return fetch.shares_memory and bool(self._shared or self._nixl or self._is_read_here)
 
@@ -270,10 +270,10 @@ class KVLender(LendingSide):
         """Send all parts as they become ready; return why the lease failed, or an empty string."""
         index, layer, said_s = 0, 0, self._clock()
         news = self._news[fetch.lease_id]
-        is_read = self._is_read_by(fetch)
+        is_read = self._reads_memory(fetch)
         while True:
             with self._lock:
-                if not _has_news(lease, index, layer):
+                if not _has_more(lease, index, layer):
                     news.wait(WAITING_EVERY_S)
                 trouble = lease.trouble
                 part = lease.parts[index] if index < len(lease.parts) else None
@@ -309,7 +309,7 @@ class KVLender(LendingSide):
             return self._book.settle(lease)
 
 
-def _has_news(lease: Lease, index: int, layer: int) -> bool:
+def _has_more(lease: Lease, index: int, layer: int) -> bool:
     """Return whether there is more to send to a reader that has the layers before `layer` of part `index`."""
     if lease.trouble or index < len(lease.parts) - 1:
         return True
@@ -318,11 +318,11 @@ def _has_news(lease: Lease, index: int, layer: int) -> bool:
     return lease.is_complete
 
 
-def _send(connection: Connection, frame: LenderSays) -> None:
+def _send(connection: Connection, frame: LenderFrame) -> None:
     connection.sendall(framed(frame))
 
 
-def _await_end(connection: Connection) -> None:
+def _wait_for_close(connection: Connection) -> None:
     """Wait until the borrower closes the connection.
 
     It may be in the middle of a NIXL read, which needs this side to finish. This also holds where the lease has

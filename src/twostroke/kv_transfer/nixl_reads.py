@@ -36,7 +36,7 @@ from twostroke.plain_words import reason_of
 REMEDY = "Install it (pip install 'twostroke[nixl]'), or hand KV over by other means (--kv-transport auto)"
 POLLS_EVERY_S = 50e-6
 """Seconds between polls of a READ; a layer of a prompt takes tenths of milliseconds to milliseconds."""
-LOOKS_EVERY_S = 200e-6
+POLL_INTERVAL_S = 200e-6
 """Seconds between a lender's polls: they make connections and, where the system cannot read another process's memory,
 send bytes."""
 _MOST_PEERS = 8
@@ -79,7 +79,7 @@ class NixlAgent:
         self._lock = threading.Lock()
         self._peers: dict[bytes, _Peer] = {}
         self._num_loans = 0
-        self._is_looked_after = False
+        self._is_polled = False
         try:
             # many threads fetch at once: the agent's lock serializes them
             sync_mode = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -99,8 +99,8 @@ class NixlAgent:
         """Poll the agent while a borrower may read this memory."""
         with self._lock:
             self._num_loans += 1
-            if not self._is_looked_after:
-                self._is_looked_after = True
+            if not self._is_polled:
+                self._is_polled = True
                 threading.Thread(target=self._look_after, daemon=True, name="twostroke-nixl").start()
         try:
             yield
@@ -112,12 +112,12 @@ class NixlAgent:
         while True:
             with self._lock:
                 if not self._num_loans:
-                    self._is_looked_after = False
+                    self._is_polled = False
                     return
             self._agent.get_new_notifs()  # there are none, but the call makes NIXL progress
-            time.sleep(LOOKS_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
 
-    def reading(self, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> NixlReading:
+    def reading(self, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> NixlTransfer:
         """Return a reader of one prefix.
 
         Args:
@@ -137,7 +137,7 @@ class NixlAgent:
             unused = [agent for agent, other in self._peers.items() if not other.num_readers]
             for agent in unused[: max(0, len(self._peers) - _MOST_PEERS)]:
                 self._ask(self._agent.remove_remote_agent, self._peers.pop(agent).name)
-        return NixlReading(self, peer, remote, layout, num_bytes)
+        return NixlTransfer(self, peer, remote, layout, num_bytes)
 
     def done(self, peer: _Peer) -> None:
         """Release a peer after a reading."""
@@ -192,7 +192,7 @@ class _Peer:
         self.num_readers = 0
 
 
-class NixlReading:
+class NixlTransfer:
     """NIXL reads of one prefix from one lender."""
 
     def __init__(self, agent: NixlAgent, peer: _Peer, remote: RemoteMemory, layout: KVLayout, num_bytes: int) -> None:
@@ -222,7 +222,7 @@ class NixlReading:
             self._agent.read(self._peer, places, _spans(self._layout, self._remote.addresses, theirs, layers))
         return int(places[:, 1].sum())
 
-    def __enter__(self) -> NixlReading:
+    def __enter__(self) -> NixlTransfer:
         return self
 
     def __exit__(

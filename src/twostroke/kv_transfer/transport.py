@@ -45,7 +45,7 @@ class Fetched:
     """Time at which all of it had arrived and the lender had confirmed it, or fetching had failed; 0: not known."""
 
 
-class FetchingSide(Protocol):
+class BorrowerSide(Protocol):
     """The borrowing side of an engine."""
 
     def fetch(

@@ -153,11 +153,13 @@ class Lab:
 
                 runs[name].append(await trials[name].run(requests, tell))
         finally:
-            await _to_the_end(asyncio.gather(*(trial.close() for trial in trials.values()), return_exceptions=True))
+            await _wait_uncancelled(
+                asyncio.gather(*(trial.close() for trial in trials.values()), return_exceptions=True)
+            )
         return runs
 
 
-async def _to_the_end(work: asyncio.Future[Any]) -> None:
+async def _wait_uncancelled(work: asyncio.Future[Any]) -> None:
     """Wait for work that must complete; a cancellation meanwhile takes effect afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():

@@ -108,7 +108,7 @@ class Trial:
         await self._engine.reset_prefix_cache()
         self._notes.begin()
         begin_s = self._engine.now_s()
-        outputs = await _ask_all(self._engine, requests, begin_s, tell)
+        outputs = await _run_all(self._engine, requests, begin_s, tell)
         facts = self._engine.facts
         figures = figures_of(
             outputs,
@@ -121,7 +121,7 @@ class Trial:
         return TrialRun(figures, token_ids, self._notes.recorder, begin_s)
 
 
-async def _ask_all(
+async def _run_all(
     engine: RemoteEngine | PooledEngine, requests: Sequence[AskedFor], begin_s: float, tell: Tell
 ) -> list[RequestOutput]:
     num_ended = 0

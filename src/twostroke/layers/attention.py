@@ -19,11 +19,11 @@ from twostroke.config.layer_spec import KVSpec, LayerSpec
 from twostroke.kernels.interface import (
     AttentionOperator,
     AttentionOperators,
+    FusedLayer,
     GroupShape,
-    HeadTurn,
     Operators,
+    QKNormRope,
     Scoring,
-    WholeLayer,
 )
 from twostroke.kernels.tree_mask import TreeMasks
 from twostroke.layers.elementwise import RMSNorm, Rotation
@@ -160,7 +160,7 @@ class Attention:
     ) -> None:
         self._layer_id, self._kv_source = layer_id, layer_id if spec.kv_source is None else spec.kv_source
         self._writes_kv = self._kv_source == layer_id
-        self.scoring = Scoring(spec.softmax_scale, spec.score_cap, sinks, slopes)
+        self.scoring = Scoring(spec.softmax_scale, spec.attention_softcap, sinks, slopes)
         self._head_norm, self._rotate_heads_ = head_norm, operators.rotate_heads_
         self._key_mean: Tensor | None = None
 
@@ -188,8 +188,8 @@ class Attention:
         num_heads, num_kv_heads = shape.num_heads, shape.kv.num_kv_heads
         found, needed = qkv.shape[1], num_heads + 2 * num_kv_heads if self._writes_kv else num_heads
         assert found == needed, f"{found} heads, {needed} for {shape}"
-        key_mean = self._mean_left_out(shape)
-        if rotation is not None and operator.turns_heads:
+        key_mean = self._key_mean_for(shape)
+        if rotation is not None and operator.applies_qk_norm_rope:
             turn = self._turn(rotation, key_mean)
         else:
             if rotation is not None or self._head_norm is not None:
@@ -203,7 +203,7 @@ class Attention:
 
     def within(
         self,
-        layer: WholeLayer,
+        layer: FusedLayer,
         x: Tensor,
         rotation: Rotation | None,
         attention: AttentionMetadata,
@@ -211,19 +211,19 @@ class Attention:
     ) -> Tensor:
         """Compute the whole layer that contains this attention, [num_tokens, hidden_size]; arguments as in __call__."""
         group, index = attention.layout.layer_slots[self._kv_source]
-        key_mean = self._mean_left_out(attention.layout.shapes[group])
+        key_mean = self._key_mean_for(attention.layout.shapes[group])
         y = layer(x, rotation, kv.tensors[group], attention.plans[group], index, key_mean)
         if kv.layer_written is not None:
             kv.layer_written(self._layer_id)
         return y
 
-    def _mean_left_out(self, shape: GroupShape) -> Tensor | None:
+    def _key_mean_for(self, shape: GroupShape) -> Tensor | None:
         return self._key_mean if self._key_mean is not None and is_quantized(shape.kv_format) else None
 
-    def _turn(self, rotation: Rotation, key_mean: Tensor | None) -> HeadTurn:
+    def _turn(self, rotation: Rotation, key_mean: Tensor | None) -> QKNormRope:
         norm = self._head_norm
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return HeadTurn(*rotation, weight, eps, key_mean)
+        return QKNormRope(*rotation, weight, eps, key_mean)
 
     def _turn_(self, qk: Tensor, rotation: Rotation | None) -> None:
         """Apply norm and rotation in place, each by a separate operator."""

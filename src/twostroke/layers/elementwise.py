@@ -69,9 +69,9 @@ class LayerNorm:
 Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of a step's tokens, each [num_tokens, 1, head_dim], made by Rotary."""
 
-_POSITIONS_AT_ONCE = 4096
+_POSITIONS_PER_SLICE = 4096
 
-LEAST_POSITIONS = 128
+MIN_POSITIONS = 128
 """Minimum number of positions in the tables: as many tokens are read to find key means (runner/key_means.py)."""
 
 
@@ -90,7 +90,7 @@ class Rotary:
         If only part of a head is rotated, the rotated pairs come first in each half (model/rotary_order.py). The
         other dimensions are multiplied by 1.
         """
-        num_positions = max(max_model_len, LEAST_POSITIONS)
+        num_positions = max(max_model_len, MIN_POSITIONS)
         frequencies, factor = inverse_frequencies(rope, rope.rotary_dim or head_dim)
         num_pairs, half = len(frequencies), head_dim // 2
         self._cos = torch.ones(num_positions, head_dim, dtype=dtype, device=device)
@@ -101,8 +101,8 @@ class Rotary:
             turns = torch.arange(num_positions) // rope.original_max_position_embeddings
             self._query_scales = (1 + rope.query_growth * torch.log(1.0 + turns)).to(device=device, dtype=dtype)
         # a slice at a time: float32 intermediates of all positions would take several times the tables' memory
-        for begin in range(0, num_positions, _POSITIONS_AT_ONCE):
-            positions = torch.arange(begin, min(begin + _POSITIONS_AT_ONCE, num_positions)).float()
+        for begin in range(0, num_positions, _POSITIONS_PER_SLICE):
+            positions = torch.arange(begin, min(begin + _POSITIONS_PER_SLICE, num_positions)).float()
             angles = positions[:, None] * frequencies  # [num_positions, num_pairs]
             cos, sin = angles.cos() * factor, angles.sin() * factor
             rows = slice(begin, begin + len(positions))
@@ -117,7 +117,7 @@ class Rotary:
     @staticmethod
     def bytes_for(head_dim: int, max_model_len: int, bytes_per_element: int) -> int:
         """Return the size of the tables in bytes."""
-        return 2 * max(max_model_len, LEAST_POSITIONS) * head_dim * bytes_per_element
+        return 2 * max(max_model_len, MIN_POSITIONS) * head_dim * bytes_per_element
 
     @property
     def nbytes(self) -> int:
@@ -182,10 +182,10 @@ def _yarn(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     assert rope.original_max_position_embeddings is not None
     original, factor = rope.original_max_position_embeddings, rope.factor
 
-    def pair_that_turns(times: float) -> float:
+    def pair_at_rotations(times: float) -> float:
         return head_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = pair_that_turns(rope.beta_fast or 32), pair_that_turns(rope.beta_slow or 1)
+    low, high = pair_at_rotations(rope.beta_fast or 32), pair_at_rotations(rope.beta_slow or 1)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
@@ -225,7 +225,7 @@ def _longrope(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
 def _proportional(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Return Gemma 4 frequencies: the first pairs rotate as if all did, the remaining ones do not rotate."""
     frequencies = _plain(rope.theta, head_dim) / rope.factor
-    frequencies[int(rope.turned_share * head_dim // 2) :] = 0.0
+    frequencies[int(rope.rotating_share * head_dim // 2) :] = 0.0
     return frequencies, 1.0
 
 

@@ -23,7 +23,7 @@ ExpertProducts = Callable[[Tensor, Routing], Tensor]
 """[num_tokens, hidden_size] -> [num_tokens, hidden_size]: the sum of the outputs of each token's experts."""
 
 
-class ExpertsByRows:
+class RowSplitExperts:
     """Experts split by rows: every rank has some rows of each expert. Implements ExpertProducts."""
 
     def __init__(self, inner: GatedExperts, down: ExpertLinears, split: RowSplit, sizes: tuple[int, int]) -> None:
@@ -36,7 +36,7 @@ class ExpertsByRows:
         return self._split.gather(self._down(inner, routing), self._hidden_size)
 
 
-class DealtExperts:
+class WholeExperts:
     """Experts split by expert: each rank has some whole experts. Implements ExpertProducts."""
 
     def __init__(self, inner: GatedExperts, down: ExpertLinears, split: RowSplit, num_experts: int) -> None:

@@ -43,7 +43,7 @@ class RankSplit:
     """Scheme by which the weights of a model are split across ranks."""
 
     num_ranks: int = 1
-    deals_experts: bool = False
+    splits_by_expert: bool = False
     """Whether each rank has some whole experts of a layer, instead of some rows of each expert."""
 
 
@@ -54,10 +54,10 @@ ALONE = RankSplit()
 class RowSplit:
     """Assignment of output rows to ranks, and the gathering of their outputs."""
 
-    def __init__(self, communicator: Communicator | None = None, *, deals_experts: bool = False) -> None:
-        """Store the communicator; without one there is a single rank. `deals_experts` is described at RankSplit."""
+    def __init__(self, communicator: Communicator | None = None, *, splits_by_expert: bool = False) -> None:
+        """Store the communicator; without one there is a single rank. `splits_by_expert` is described at RankSplit."""
         self._communicator = communicator or Alone()
-        self.deals_experts = deals_experts
+        self.splits_by_expert = splits_by_expert
 
     @property
     def size(self) -> int:
@@ -123,21 +123,21 @@ class RowSplit:
             found.append(once.transpose(0, 1).flatten(1, 2))
         return found
 
-    def rows(self, ids: Tensor, num_rows: int, of_own: Callable[[Tensor], Tensor]) -> Tensor:
+    def rows(self, ids: Tensor, num_rows: int, rows_of_own: Callable[[Tensor], Tensor]) -> Tensor:
         """Return rows of a table [num_rows, K] whose rows are split across ranks.
 
         Args:
             ids: int64 [T].
             num_rows: rows of the whole table.
-            of_own: returns rows [T, K] of this rank's part of the table, by index within that part.
+            rows_of_own: returns rows [T, K] of this rank's part of the table, by index within that part.
 
         Returns:
             [T, K]: each row from the rank that has it.
         """
         if self.size == 1:
-            return of_own(ids)
+            return rows_of_own(ids)
         own = self.own(num_rows)
-        local = of_own((ids - own.start).clamp(0, len(own) - 1)).contiguous()
+        local = rows_of_own((ids - own.start).clamp(0, len(own) - 1)).contiguous()
         of_ranks = local.new_empty(self.size, *local.shape)
         self._communicator.all_gather(local, of_ranks, [local.nbytes] * self.size)
         ends = torch.tensor([rows_of(rank, self.size, num_rows).stop for rank in range(self.size)], device=ids.device)

@@ -27,7 +27,7 @@ class BlockState(IntEnum):
     HELD = 5  # on loan to another process, or being filled from one
 
 
-class ToldPool(BlockPool):
+class ReplayedPool(BlockPool):
     """Block pool that hands out the blocks named in a log.
 
     A log may have gaps, so it accepts sequences of operations that no engine performs.
@@ -99,7 +99,7 @@ class BlockMap:
         """Block tables by request id."""
         self._gives_back = started.cache["kv_reservation"] != "contiguous"
         self._has_names: bool = started.cache["enable_prefix_caching"]
-        self._pool = ToldPool(started.num_blocks)
+        self._pool = ReplayedPool(started.num_blocks)
         self._reservation = PagedReservation(layout, self._pool)
         self._names = SharedPrefixCache(layout, self._pool)
         self._holds = KVHolds(layout, self._reservation, self._names)
@@ -176,7 +176,7 @@ class BlockMap:
         if table is None or num_tokens - table.num_named < self.page_size or not self._has_names:
             return
         end = min(num_tokens // self.page_size, len(hashes), table.num_slots // self.page_size) * self.page_size
-        self._names.name_full_blocks(table, hashes, end)
+        self._names.cache_full_blocks(table, hashes, end)
 
     def roll_back(self, request_id: str, num_tokens: int) -> None:
         """Free whole blocks after `num_tokens`, because drafts were rejected."""

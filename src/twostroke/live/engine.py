@@ -45,7 +45,7 @@ _BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
-class _Unseen:
+class _Changes:
     """Changes that no viewer has received yet."""
 
     requests: set[str] = field(default_factory=set[str])
@@ -93,7 +93,7 @@ class LiveEngine:
         self._stamp = 0
         self._last_s = 0.0
         """Time of the last event."""
-        self._unseen = _Unseen()
+        self._unseen = _Changes()
         self.is_watched = False
         """Whether changes are recorded; the complete state is kept in any case."""
         self.tenants: dict[str, str] = {}
@@ -174,7 +174,7 @@ class LiveEngine:
         """Forget the recorded changes: all viewers have them."""
         if self._blocks is not None:
             self._blocks.take_changes()
-        self._unseen = _Unseen(stamp=self._stamp, has_all=False)
+        self._unseen = _Changes(stamp=self._stamp, has_all=False)
 
     def changes(self, now_s: float) -> dict[str, Any] | None:
         """Return the changes since the last call, or None if there are none."""

@@ -101,7 +101,7 @@ class RecordedLog:
             step: index from 0 on; ignored if the log has no step.
         """
         end = self._ends[step] if self._ends else self._num_events
-        position = self._go_to(end)
+        position = self._seek(end)
         whole = position.state.whole(self._model, position.state.time_s)
         recording = {
             "name": self._name,
@@ -127,7 +127,7 @@ class RecordedLog:
                 self._first_s = event.time_s
             try:
                 self._note_beginning(event)
-                self._note_order(event)
+                self._check_step_order(event)
                 self._note(event)
                 self._cursor.take(event)
                 packed = pack(event)
@@ -155,7 +155,7 @@ class RecordedLog:
             words = f"The start of {event.process} is missing: it is shown only from its next start on."
             self._problems.append(words)
 
-    def _note_order(self, event: Event) -> None:
+    def _check_step_order(self, event: Event) -> None:
         """Report the first time that a process does not number its steps consecutively."""
         match event:
             case EngineStarted():
@@ -195,7 +195,7 @@ class RecordedLog:
             apart = self._spacing * CHUNK_EVENTS
             self._checkpoints = {taken: kept for taken, kept in self._checkpoints.items() if taken % apart == 0}
 
-    def _go_to(self, end: int) -> _Position:
+    def _seek(self, end: int) -> _Position:
         """Return the state after `end` events, replayed from the nearest earlier position."""
         before = max((taken for taken in self._checkpoints if taken <= end), default=0)
         if not before <= self._cursor.num_taken <= end:
@@ -210,7 +210,7 @@ class RecordedLog:
         return self._cursor
 
 
-def ends_in_the_middle(path: Path) -> bool:
+def is_truncated(path: Path) -> bool:
     """Return whether the last line of a file is cut off, as when the machine that wrote it stopped."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):

@@ -144,7 +144,7 @@ def row_of_request(request: RequestState, finish: str = "", finish_s: float | No
 
 WINDOW_S = 1.0
 """Window of the rates in seconds."""
-NUM_STEPS_MEANT = 20
+NUM_STEPS_AVERAGED = 20
 """Number of steps over which step times are averaged."""
 
 _NUMBERS: dict[str, Family] = {
@@ -219,7 +219,7 @@ def _rates(steps: Sequence[DecidedStep], now_s: float) -> dict[str, float | None
 
 def _step_times(steps: Sequence[DecidedStep]) -> dict[str, float | None]:
     """Return mean milliseconds of the last steps with a result, and of their floors."""
-    done = [step for step in list(steps)[-NUM_STEPS_MEANT:] if step.done_s is not None]
+    done = [step for step in list(steps)[-NUM_STEPS_AVERAGED:] if step.done_s is not None]
     if not done:
         return {"step_ms": None, "floor_ms": None}
     step_s = sum(step.done_s - step.time_s for step in done if step.done_s is not None) / len(done)

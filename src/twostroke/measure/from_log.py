@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
-    THESE_EVENTS,
+    UNNAMED_LOG,
     EngineLost,
     EngineStarted,
     Event,
@@ -26,7 +26,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
     TokensDelivered,
-    event_log_with_a_gap,
+    gap_error,
 )
 from twostroke.outputs import RequestTimes
 from twostroke.served_run import Run, ServedRequest, StepSample
@@ -48,12 +48,12 @@ def run_of_log(events: Iterable[Event]) -> Run:
     if not reader.steps:
         limit = "must hold at least one finished step since the last start, or since the measurement began"
         remedy = "Give a file that --event-log wrote, as it was written."
-        raise InvalidParameter("event_log", THESE_EVENTS, limit, remedy)
+        raise InvalidParameter("event_log", UNNAMED_LOG, limit, remedy)
     served = tuple(request for request in reader.requests.values() if request.times.token_times_s)
     return Run(served, tuple(reader.steps), reader.steps[-1].end_s)
 
 
-def prompt_tokens_of(events: Iterable[Event]) -> int:
+def count_prompt_tokens(events: Iterable[Event]) -> int:
     """Return the prompt tokens of all requests of the run that `run_of_log` reads.
 
     A request that never got a token counts: its prompt may have been computed.
@@ -103,7 +103,7 @@ class _Reader:
             case RequestFinishedByCaller():
                 self._finish(event.request_id)
             case EventsDropped():
-                raise event_log_with_a_gap(event)
+                raise gap_error(event)
 
     def _forget(self) -> None:
         self.requests, self.steps, self._begin_s, self._decided, self._ended = {}, [], None, {}, 0

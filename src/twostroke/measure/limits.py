@@ -62,7 +62,7 @@ class MachineRates:
         return {"read_gb_s": self.bytes_per_s / 1e9, **rates, "is_estimate": self.is_estimate}
 
 
-def words_of_limits(limits: Mapping[str, float | bool], form: str = ",.4g") -> str:
+def format_limits(limits: Mapping[str, float | bool], form: str = ",.4g") -> str:
     """Return the figures of `Limits.as_json` as one readable line."""
     rates = ", ".join(
         f"{name.replace('_', ' ')} {rate:{form}}" for name, rate in limits.items() if name != "is_estimate"

@@ -72,7 +72,7 @@ class RecordingExecutor:
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
         return self._inner.check_kv(check, token_ids)
 
-    def take_collected(self) -> tuple[ScheduledBatch, StepResult] | None:
+    def pop_collected(self) -> tuple[ScheduledBatch, StepResult] | None:
         """Return the last collected batch and its result, if collected since the last call."""
         collected, self._collected = self._collected, None
         return collected
@@ -135,7 +135,7 @@ def _step(
     begin_s = time.perf_counter()
     updates = engine.step()
     wall_s = time.perf_counter() - begin_s
-    collected = executor.take_collected()
+    collected = executor.pop_collected()
     if collected is not None:
         batch, result = collected
         end_s = clock() - start_s
@@ -215,5 +215,5 @@ def model_engine(
         return recorders[-1]
 
     config = EngineConfig(load=load, cache=cache, scheduler=scheduler)
-    built = build_engine(config, around_executor=record, listeners=listeners, step_times=step_times)
+    built = build_engine(config, wrap_executor=record, listeners=listeners, step_times=step_times)
     return ModelEngine(built.engine, recorders[0], built.facts.startup_lines)

@@ -275,9 +275,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-_NO_PART_OF_THE_RESULT = frozenset({"results", "gguf_folder", "api_key"})
+_PRIVATE_OPTIONS = frozenset({"results", "gguf_folder", "api_key"})
 """Options left out of commands: output folders and secrets are specific to the user."""
-_PLACE_OF_AN_ENVIRONMENT = "PYTHON"
+_INTERPRETER_PLACEHOLDER = "PYTHON"
 """Placeholder in a command for an environment's interpreter: the engine matters, not its path."""
 
 
@@ -317,13 +317,13 @@ def _flags(options: Any) -> list[str]:
     flags: list[str] = []
     for name, value in given.items():
         flag = name.replace("_", "-")
-        if value == defaults[name] or value is None or name in _NO_PART_OF_THE_RESULT:
+        if value == defaults[name] or value is None or name in _PRIVATE_OPTIONS:
             continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         elif name == "env":
             pairs = cast(tuple[str, ...], value)
-            flags += [part for pair in pairs for part in (f"--{flag}", _without_place(pair))]
+            flags += [part for pair in pairs for part in (f"--{flag}", _without_path(pair))]
         elif isinstance(value, tuple):
             flags += [part for item in cast(tuple[object, ...], value) for part in (f"--{flag}", str(item))]
         else:
@@ -331,13 +331,13 @@ def _flags(options: Any) -> list[str]:
     return flags
 
 
-def _without_place(pair: str) -> str:
+def _without_path(pair: str) -> str:
     """Return NAME=INTERPRETER without the path.
 
-    >>> _without_place("llama.cpp=/home/me/llama/bin/python")
+    >>> _without_path("llama.cpp=/home/me/llama/bin/python")
     'llama.cpp=PYTHON'
     """
-    return f"{pair.partition('=')[0]}={_PLACE_OF_AN_ENVIRONMENT}"
+    return f"{pair.partition('=')[0]}={_INTERPRETER_PLACEHOLDER}"
 
 
 def _named(name: str, value: Any) -> Any:

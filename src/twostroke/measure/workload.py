@@ -144,7 +144,7 @@ MIN_RATE, MAX_RATE = 1e-6, 1e9
 MIN_BURSTINESS = 1e-3
 """Lower limit of burstiness: below, nearly all requests arrive at once and the rest never."""
 
-SOME_TOKENS = 128
+SMALL_VOCAB_SIZE = 128
 """Number of token ids that every vocabulary has; the choice of tokens does not affect times."""
 
 RESERVED_TOKEN_IDS = 16

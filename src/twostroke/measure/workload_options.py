@@ -23,16 +23,16 @@ MAX_SEED = 2**32 - 1
 MAX_NAME_BYTES = 200
 """Limit for the bytes of a result's name: file systems allow 255, and temporary files have longer names."""
 
-_OF_A_TRACE: dict[str, str] = dict.fromkeys(("trace_divisor", "time_divisor"), "give a --trace.")
-_GO_WITHOUT = "leave out --trace."
-_OF_A_DRAW = {
-    "prompt_lengths": _GO_WITHOUT,
-    "output_lengths": _GO_WITHOUT,
+_TRACE_ONLY: dict[str, str] = dict.fromkeys(("trace_divisor", "time_divisor"), "give a --trace.")
+_WITHOUT_TRACE = "leave out --trace."
+_SYNTHETIC_ONLY = {
+    "prompt_lengths": _WITHOUT_TRACE,
+    "output_lengths": _WITHOUT_TRACE,
     "request_rate": "scale the trace's own times with --time-divisor.",
     "burstiness": "scale the trace's own times with --time-divisor.",
-    "num_prefix_groups": _GO_WITHOUT,
-    "prefix_length": _GO_WITHOUT,
-    "seed": _GO_WITHOUT,
+    "num_prefix_groups": _WITHOUT_TRACE,
+    "prefix_length": _WITHOUT_TRACE,
+    "seed": _WITHOUT_TRACE,
 }
 """Options that apply to only one of the two kinds of workload, with the advice if given with the other."""
 
@@ -71,7 +71,7 @@ class WorkloadOptions:
         whole_number("seed", self.seed, 0, MAX_SEED)
         if self.time_divisor != 0:
             number("time_divisor", self.time_divisor, MIN_RATE, MAX_RATE, f"0, or {MIN_RATE:g} to {MAX_RATE:g}")
-        others = _OF_A_TRACE if self.trace is None else _OF_A_DRAW
+        others = _TRACE_ONLY if self.trace is None else _SYNTHETIC_ONLY
         defaults = {field.name: field.default for field in fields(self)}
         for name in others:
             value = getattr(self, name)

@@ -67,9 +67,9 @@ class EngineCollector(Collector):
             if parts:
                 yield _joined(parts)
         if prefix == Compat.SGLANG:
-            yield from self._sglangs_own(labels)
+            yield from self._sglang_only(labels)
 
-    def _sglangs_own(self, labels: dict[str, str]) -> Iterator[Metric]:
+    def _sglang_only(self, labels: dict[str, str]) -> Iterator[Metric]:
         """Yield SGLang metrics that are sums or label values of ours."""
         for engine in self._engines:
             every = engine.labels | labels
@@ -93,7 +93,7 @@ def exposition(*collectors: Collector) -> bytes:
 def _name_in(prefix: str, family: families.Family) -> str | None:
     match prefix:
         case Compat.VLLM:
-            return family.name if family.is_vllms else None
+            return family.name if family.in_vllm else None
         case Compat.SGLANG:
             return family.sglang
         case _:
@@ -127,7 +127,7 @@ class Resumes(Protocol):
     """Source of the counters of resumed sequences (cluster/dispatcher.py)."""
 
     num_resumed: int
-    num_fenced: int
+    num_late_updates: int
 
 
 class GatewayMetrics(Collector):
@@ -150,7 +150,7 @@ class GatewayMetrics(Collector):
             return
         for family, value in (
             (families.SEQUENCES_RESUMED, self._followed.num_resumed),
-            (families.UPDATES_FENCED, self._followed.num_fenced),
+            (families.UPDATES_FENCED, self._followed.num_late_updates),
         ):
             number = Number(family)
             number.set(value)
@@ -185,7 +185,7 @@ class TenantKV:
         self._holds = holds
         self._seen: dict[str, None] = {}
 
-    def seen_by(self, viewer: str) -> Collector:
+    def collector_for(self, viewer: str) -> Collector:
         """Return the gauge as a tenant may see it: its own name, and "(others)" for all other tenants.
 
         Args:

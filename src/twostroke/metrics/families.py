@@ -47,7 +47,7 @@ class Family:
     """Labels besides model_name and engine."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets; +Inf follows implicitly."""
-    is_vllms: bool = True
+    in_vllm: bool = True
     """Whether vLLM has the metric under this name."""
     sglang: str | None = None
     """Name of the metric in SGLang (0.5.23)."""
@@ -105,13 +105,13 @@ CACHE_CONFIG_INFO = _gauge(
 )
 
 KV_QUARANTINED_BLOCKS = _gauge(
-    "kv_quarantined_blocks", "KV blocks out of use because a check found them corrupt.", is_vllms=False
+    "kv_quarantined_blocks", "KV blocks out of use because a check found them corrupt.", in_vllm=False
 )
 KV_LARGEST_NUMERIC_DIFFERENCE = _gauge(
     "kv_largest_numeric_difference",
     "Largest difference that a check found and attributed to numerics, relative to the largest value of its vector (a "
     "token's K or V in one head). Expected: 0.",
-    is_vllms=False,
+    in_vllm=False,
 )
 
 # ---------------------------------------------------------------------- since the start
@@ -140,7 +140,7 @@ SLO_REQUESTS = _counter(
     "Ended sequences with at least one token, by limit: 'ttft' (--ttft-slo), 'itl' (--itl-slo, kept by 99 of 100 "
     "gaps) and 'all' of these. The rate with limit 'all' and kept 'true' is the goodput.",
     labels=("limit", "kept"),
-    is_vllms=False,
+    in_vllm=False,
 )
 NUM_PREEMPTIONS = _counter(
     "num_preemptions",
@@ -167,7 +167,7 @@ SPEC_DECODE_DECISIONS = _counter(
     "drafts until the time that earlier drafts lost is made up) or 'unknown' (steps of this size are first timed "
     "without drafts).",
     labels=("reason",),
-    is_vllms=False,
+    in_vllm=False,
 )
 PREFIX_CACHE_QUERIES = _counter(
     "prefix_cache_queries",
@@ -179,26 +179,26 @@ KV_OFFLOADED_BLOCKS = _counter(
     "KV blocks moved to or from host memory (--kv-offloading-size): 'stored' when their device memory was needed, "
     "'loaded' with the step that reads them, 'prefetched' while other requests' steps run.",
     labels=("move",),
-    is_vllms=False,
+    in_vllm=False,
 )
 KV_CHECKS = _counter(
     "kv_checks",
     "Cached blocks that were recomputed and compared (--kv-check-rate): 'exact' (every byte is equal), 'numerics' "
     "(the difference can come from rounding) or 'corruption' (it is larger).",
     labels=("verdict",),
-    is_vllms=False,
+    in_vllm=False,
 )
-KV_CHECK_SECONDS = _counter("kv_check_seconds", "Seconds spent on KV checks, between the steps.", is_vllms=False)
-ENGINE_STEPS = _counter("engine_steps", "Steps whose results were committed.", is_vllms=False)
+KV_CHECK_SECONDS = _counter("kv_check_seconds", "Seconds spent on KV checks, between the steps.", in_vllm=False)
+ENGINE_STEPS = _counter("engine_steps", "Steps whose results were committed.", in_vllm=False)
 ENGINE_STARTS = _counter(
     "engine_starts",
     "Starts of the engine; more than 1 means that it was restarted.",
-    is_vllms=False,
+    in_vllm=False,
 )
 
 # ---------------------------------------------------------------------- latencies
 
-_OF_SERVED = "For sequences with at least one token; observed when they end."
+_WITH_TOKEN = "For sequences with at least one token; observed when they end."
 
 TIME_TO_FIRST_TOKEN = _histogram(
     "time_to_first_token_seconds",
@@ -219,36 +219,36 @@ OUTPUT_GAP = _histogram(
     _TOKEN,
     "Gap between the tokens of two steps, observed once per step: the time without output in the stream. Equal to ITL "
     "unless steps give several tokens.",
-    is_vllms=False,
+    in_vllm=False,
 )
 TIME_PER_OUTPUT_TOKEN = _histogram(
     "request_time_per_output_token_seconds",
     _TOKEN,
-    f"TPOT: (E2E - TTFT) / (tokens - 1); not observed for a single token. {_OF_SERVED}",
+    f"TPOT: (E2E - TTFT) / (tokens - 1); not observed for a single token. {_WITH_TOKEN}",
     sglang="time_per_output_token_seconds",
 )
 E2E_LATENCY = _histogram(
     "e2e_request_latency_seconds",
     _REQUEST,
-    f"E2E: from the arrival to the last output token, or to the abort. {_OF_SERVED}",
+    f"E2E: from the arrival to the last output token, or to the abort. {_WITH_TOKEN}",
     sglang="e2e_request_latency_seconds",
 )
 QUEUE_TIME = _histogram(
     "request_queue_time_seconds",
     _REQUEST,
-    f"From the arrival to the first scheduling: preparation and waiting. {_OF_SERVED}",
+    f"From the arrival to the first scheduling: preparation and waiting. {_WITH_TOKEN}",
     sglang="queue_time_seconds",
 )
 PREFILL_TIME = _histogram(
-    "request_prefill_time_seconds", _REQUEST, f"From the first scheduling to the first token. {_OF_SERVED}"
+    "request_prefill_time_seconds", _REQUEST, f"From the first scheduling to the first token. {_WITH_TOKEN}"
 )
 DECODE_TIME = _histogram(
-    "request_decode_time_seconds", _REQUEST, f"From the first token to the end, including preemptions. {_OF_SERVED}"
+    "request_decode_time_seconds", _REQUEST, f"From the first token to the end, including preemptions. {_WITH_TOKEN}"
 )
 INFERENCE_TIME = _histogram(
     "request_inference_time_seconds",
     _REQUEST,
-    f"From the first scheduling to the end: prefill and decode. {_OF_SERVED}",
+    f"From the first scheduling to the end: prefill and decode. {_WITH_TOKEN}",
 )
 
 # ---------------------------------------------------------------------- sizes
@@ -287,7 +287,7 @@ ITERATION_TOKENS = _histogram(
 KV_FETCHED_BYTES = _counter(
     "kv_fetched_bytes",
     "Bytes of KV received from other processes, including those of failed hand-overs.",
-    is_vllms=False,
+    in_vllm=False,
 )
 KV_HANDOVERS = _counter(
     "kv_handovers",
@@ -295,26 +295,26 @@ KV_HANDOVERS = _counter(
     "'not wanted' (the request has ended), 'silent' (the other side did not answer in time), 'lease' (its request "
     "ended or was preempted), 'refused' (different numerics) or 'broken'.",
     labels=("outcome", "reason"),
-    is_vllms=False,
+    in_vllm=False,
 )
 KV_FETCH_SECONDS = _histogram(
     "kv_fetch_seconds",
     _TTFT,
     "From the first to the last byte of a prefix; for part of this time the rest is still being computed.",
-    is_vllms=False,
+    in_vllm=False,
 )
 SEQUENCES_RESUMED = _counter(
     "sequences_resumed",
     "Sequences that continued in another process because theirs had died; only with pools, where the label `engine` "
     "is 'gateway'.",
-    is_vllms=False,
+    in_vllm=False,
     counted_by=CountedBy.GATEWAY,
 )
 UPDATES_FENCED = _counter(
     "updates_fenced",
     "Late results of a step that were dropped, because the sequence had continued in another process; only with "
     "pools, where the label `engine` is 'gateway'.",
-    is_vllms=False,
+    in_vllm=False,
     counted_by=CountedBy.GATEWAY,
 )
 
@@ -326,7 +326,7 @@ KV_CACHE_USAGE_BY_TENANT = _gauge(
     "of a tenant counts once. The label is the NAME of --api-key NAME:SECRET, a digest for a key without a name, and "
     "empty without keys. A tenant sees its own name and '(others)'; the admin key sees up to 100 names.",
     labels=("tenant",),
-    is_vllms=False,
+    in_vllm=False,
     counted_by=CountedBy.SERVER,
 )
 HTTP_RESPONSES = _counter(
@@ -334,14 +334,14 @@ HTTP_RESPONSES = _counter(
     "HTTP responses started, by route and status, including rejections before routing (401, 413, 429). The route of "
     "an unknown path is 'other'. It has no label `engine`.",
     labels=("route", "status"),
-    is_vllms=False,
+    in_vllm=False,
     counted_by=CountedBy.SERVER,
 )
 IGNORED_PARAMS = _counter(
     "ignored_params",
     "Unknown request fields by name; '(others)' from the 101st name on. It has no label `engine`.",
     labels=("field",),
-    is_vllms=False,
+    in_vllm=False,
     counted_by=CountedBy.SERVER,
 )
 
@@ -350,13 +350,13 @@ IGNORED_PARAMS = _counter(
 GEN_THROUGHPUT = _gauge(
     "gen_throughput",
     "Tokens generated per second, over the last second of steps; 0 without requests.",
-    is_vllms=False,
+    in_vllm=False,
     sglang="gen_throughput",
 )
 CACHE_HIT_RATE = _gauge(
     "cache_hit_rate",
     "prefix_cache_hits / prefix_cache_queries of the last 100 admitted sequences.",
-    is_vllms=False,
+    in_vllm=False,
     sglang="cache_hit_rate",
 )
 

@@ -18,7 +18,7 @@ def markdown() -> str:
 def _row(family: Family) -> str:
     suffix = "_total" if family.kind is Kind.COUNTER else ""
     labels = ", ".join(f"`{label}`" for label in family.labels)
-    vllm = "same" if family.is_vllms else ""
+    vllm = "same" if family.in_vllm else ""
     sglang = "" if family.sglang is None else f"`{family.sglang}{suffix}`"
     if family.sglang == family.name:
         sglang = "same"

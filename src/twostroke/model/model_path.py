@@ -56,7 +56,7 @@ def gguf_path(model: str) -> Path | None:
     path = local_path(model)
     if path.is_dir():
         return _only_gguf(path)
-    if kind := _odd_kind(path):
+    if kind := _special_file_kind(path):
         raise ModelNotFound(f"{path} is {kind}; a model cannot be read from it. {_GIVE}")
     if model in NAMED_MODELS and not path.exists():
         return fetch(NAMED_MODELS[model])
@@ -68,7 +68,7 @@ def gguf_path(model: str) -> Path | None:
         return None
     if _begins_as_gguf(path):  # Ollama names its files by their hash
         return path
-    raise ModelNotFound(_of_no_model_file(path))
+    raise ModelNotFound(_not_a_model_file(path))
 
 
 def no_folder(model: str) -> ModelNotFound:
@@ -76,7 +76,7 @@ def no_folder(model: str) -> ModelNotFound:
     path = local_path(model)
     address = _HUB_ADDRESS.fullmatch(model)
     if path.is_file():
-        why = _of_no_model_file(path)
+        why = _not_a_model_file(path)
     elif address is not None:
         why = f"there is no folder {model!r}. To fetch it from the hub, give its id: {address[1]}."
     elif any(character.isspace() for character in model):
@@ -95,7 +95,7 @@ def no_config(folder: Path) -> ModelNotFound:
     return ModelNotFound(f"{folder} has no config.json; it is not a Hugging Face model folder.{meant}")
 
 
-_ODD_KINDS = (
+_SPECIAL_FILE_KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
     (stat.S_ISFIFO, "a pipe"),
@@ -103,13 +103,13 @@ _ODD_KINDS = (
 )
 
 
-def _odd_kind(path: Path) -> str:
+def _special_file_kind(path: Path) -> str:
     """Return the kind of a path that is neither a file nor a folder; empty for files, folders and absent paths."""
     try:
         mode = path.stat().st_mode
     except OSError:
         return ""
-    return next((kind for is_kind, kind in _ODD_KINDS if is_kind(mode)), "")
+    return next((kind for is_kind, kind in _SPECIAL_FILE_KINDS if is_kind(mode)), "")
 
 
 def _only_gguf(folder: Path) -> Path | None:
@@ -135,7 +135,7 @@ def _begins_as_gguf(path: Path) -> bool:
         return False
 
 
-def _of_no_model_file(path: Path) -> str:
+def _not_a_model_file(path: Path) -> str:
     folder = path.absolute().parent
     if (folder / "config.json").is_file():
         return f"{path} is one file of a model. Give its folder: {folder}."

@@ -107,14 +107,14 @@ class PackedCache:
             try:
                 self._writer.add(name, packed)
             except OSError as error:
-                self._give_up(error)
+                self._disable(error)
 
     def __enter__(self) -> Self:
         if self._kept is None:
             try:
                 self._writer = _Writer(self.path)
             except OSError as error:
-                self._give_up(error)
+                self._disable(error)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -126,11 +126,11 @@ class PackedCache:
         try:
             self._writer.finish({"key": self._key, "hashes": [_hash_of(path) for path in self._sources]})
         except OSError as trouble:
-            self._give_up(trouble)
+            self._disable(trouble)
         else:
             log.info("%s: packed weights are stored for later starts", self.path)
 
-    def _give_up(self, error: OSError) -> None:
+    def _disable(self, error: OSError) -> None:
         if self._writer is not None:
             self._writer.drop()
             self._writer = None
@@ -147,7 +147,7 @@ class PackedCache:
                 index, content = _read(file)
         except FileNotFoundError:
             return None
-        except (OSError, _Damaged) as error:
+        except (OSError, _InvalidCache) as error:
             log.warning("packed_cache: %s cannot be used (%s) and is made again", self.path, reason_of(error))
             return None
         other = [name for name, value in self._key.items() if index["key"].get(name) != value]
@@ -191,8 +191,8 @@ class CachedWeights(Mapping[str, Weight]):
         found = self._weights[name]
         keep = partial(self._cache.keep, name)
         if isinstance(found, StackedWeight):
-            return StackedWeight(tuple(_keeping(part, keep) for part in found.parts))
-        return _keeping(found, keep)
+            return StackedWeight(tuple(_caching(part, keep) for part in found.parts))
+        return _caching(found, keep)
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights  # Mapping's default would read the weight
@@ -204,7 +204,7 @@ class CachedWeights(Mapping[str, Weight]):
         return len(self._weights)
 
 
-def _keeping(weight: Tensor | QuantizedWeight | StreamedWeight, keep: Callable[[PackedWeight], None]) -> StreamedWeight:
+def _caching(weight: Tensor | QuantizedWeight | StreamedWeight, keep: Callable[[PackedWeight], None]) -> StreamedWeight:
     if isinstance(weight, StreamedWeight):
         return StreamedWeight(weight.shape, weight.dtype, weight.rows, weight.stored, keep=keep)
 
@@ -225,7 +225,7 @@ def native_checksum(content: Tensor) -> int:
     return module.checksum(content.data_ptr(), len(content))
 
 
-class _Damaged(Exception):
+class _InvalidCache(Exception):
     """The file is not a complete cache."""
 
 
@@ -281,19 +281,19 @@ def _read(file: BinaryIO) -> tuple[dict[str, Any], Tensor]:
     """Return the index, and the bytes of all weights.
 
     Raises:
-        _Damaged: the file is not complete.
+        _InvalidCache: the file is not complete.
     """
     size = file.seek(0, os.SEEK_END)
     if size < _TAIL.size:
-        raise _Damaged("it is cut short")
+        raise _InvalidCache("it is cut short")
     file.seek(size - _TAIL.size)
     begin, length, digest, magic = _TAIL.unpack(file.read(_TAIL.size))
     if magic != MAGIC or length > _LARGEST_INDEX or begin + length + _TAIL.size != size or not begin:
-        raise _Damaged("it is cut short, or not a cache file")
+        raise _InvalidCache("it is cut short, or not a cache file")
     file.seek(begin)
     encoded = file.read(length)
     if _digest(encoded) != digest:
-        raise _Damaged("its index is damaged")
+        raise _InvalidCache("its index is damaged")
     return json.loads(encoded), _mapped(file, begin)
 
 

@@ -162,7 +162,7 @@ class Gptq(PackedLayout):
             "qweight": PackedPart((k // self.per_word, n)),
             "qzeros": PackedPart((groups, -(-n // self.per_word))),
             "scales": PackedPart((groups, n), _FLOATS),
-            "g_idx": PackedPart((k,), is_optional=not self.config.needs_order),
+            "g_idx": PackedPart((k,), is_optional=not self.config.has_act_order),
         }
 
     def unpack(self, module: str, parts: Mapping[str, Tensor]) -> Unpacked:
@@ -212,7 +212,7 @@ class PackQuantized(PackedLayout):
         }
         if not self.config.symmetric:
             found["weight_zero_point"] = PackedPart((words, groups))
-        if self.config.needs_order:
+        if self.config.has_act_order:
             found["weight_g_idx"] = PackedPart((k,), ("I32", "I64"))
         return found
 
@@ -241,7 +241,7 @@ class IntQuantized(PackedLayout):
         found = {"weight": PackedPart((n, k), ("I8",)), "weight_scale": scale}
         if not self.config.symmetric:
             found["weight_zero_point"] = PackedPart(scale.shape, ("I8",))
-        if self.config.needs_order:
+        if self.config.has_act_order:
             found["weight_g_idx"] = PackedPart((k,), ("I32", "I64"))
         return found
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twostroke.config.quantization import GROUP_SIZES, LEFT_OUT_BY, Fp8Config, QuantizationConfig
+from twostroke.config.quantization import FLOAT_LAYERS_KEY, GROUP_SIZES, Fp8Config, QuantizationConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight, order_digest
 from twostroke.log import get_logger
@@ -55,7 +55,7 @@ class QuantizedCheckpoint:
             raise CorruptCheckpoint(f"{checkpoint.path}: {twice[0]} is stored twice, as floats and quantized.")
         self._check_main_tensors(plain)
         check_floats(checkpoint, plain, f"It does not belong to a quantized matrix ({config.layout}).")
-        self._check_left_out(plain)
+        self._check_exemptions(plain)
         self.weights: Mapping[str, StoredWeight] = {
             **{name: StoredWeight(shape) for name, shape in plain.items()},
             **{f"{module}.weight": self._stored(module) for module in self._parts_of},
@@ -104,19 +104,19 @@ class QuantizedCheckpoint:
                 raise CorruptCheckpoint(f"{self.path}: {module}.{main} is missing ({self._config.layout}).")
             raise UnsupportedModel(f"{self.path}: {module}.{main} has type {kind}; known: {kinds}.")
 
-    def _check_left_out(self, plain: Mapping[str, tuple[int, ...]]) -> None:
+    def _check_exemptions(self, plain: Mapping[str, tuple[int, ...]]) -> None:
         """Raise if a layer has a float matrix that config.json does not exempt from quantization."""
         for name, shape in plain.items():
             module = name.removesuffix(".weight")
             is_map_of_layer = ".layers." in module and module != name and len(shape) == 2
             is_map_of_layer &= not module.endswith("norm")  # a norm may have a weight for each head
-            if is_map_of_layer and not self._config.leaves_out(module):
+            if is_map_of_layer and not self._config.stays_float(module):
                 main = f"{module}.{self._layout.main}"
                 raise UnsupportedModel(
                     f"{self.path}: {name} is stored as {self._checkpoint.types[name]}, but config.json says that "
                     f"matrices are quantized ({self._config.method}: {main}). Supported: all matrices of a layer "
                     "quantized, except those that quantization_config leaves out "
-                    f"({LEFT_OUT_BY[self._config.method]}); or no quantization_config, if none is quantized."
+                    f"({FLOAT_LAYERS_KEY[self._config.method]}); or no quantization_config, if none is quantized."
                 )
 
     def _stored(self, module: str) -> StoredWeight:
@@ -212,7 +212,7 @@ log = get_logger(__name__)
 
 _FP8 = "F8_E4M3"
 _SCALES = ("weight_scale_inv", "weight_scale")
-_NOT_OF_WEIGHTS = ("activation_scale", "input_scale", "k_scale", "v_scale")
+_OTHER_SCALES = ("activation_scale", "input_scale", "k_scale", "v_scale")
 
 
 class Fp8Weights:
@@ -229,7 +229,7 @@ class Fp8Weights:
         """
         self._checkpoint, self._config = checkpoint, config
         self._scale_of: dict[str, str] = {}
-        found = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(_NOT_OF_WEIGHTS)}
+        found = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(_OTHER_SCALES)}
         for name, kind in checkpoint.types.items():
             if kind == _FP8:
                 self._scale_of[name] = scale = self._scale(name)

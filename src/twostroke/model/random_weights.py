@@ -26,7 +26,7 @@ _DEVIATION = 0.02
 """Standard deviation of matrices, the usual one at initialization."""
 _SCALE_OF_CODES = 2.0**-8
 _OF_EXPERTS = re.compile(r"\.experts\.\d+\.\w+\.weight\Z")
-_ROWS_ALIKE = 64
+_ROWS_PER_SEED = 64
 """Rows drawn from one seed, so that reading some rows of a matrix gives the same numbers as reading all."""
 
 
@@ -67,10 +67,10 @@ class RandomWeights:
             return self._codes(name, begin, end, dtype)
         found = torch.empty(end - begin, shape[1], dtype=dtype, device=self._device)
         generator = torch.Generator(self._device)
-        for first in range(begin // _ROWS_ALIKE * _ROWS_ALIKE, end, _ROWS_ALIKE):
-            low, high = max(first, begin), min(first + _ROWS_ALIKE, end)
+        for first in range(begin // _ROWS_PER_SEED * _ROWS_PER_SEED, end, _ROWS_PER_SEED):
+            low, high = max(first, begin), min(first + _ROWS_PER_SEED, end)
             # draw the whole range in float32, whatever is requested: other types would draw other numbers
-            drawn = torch.empty(_ROWS_ALIKE, shape[1], dtype=torch.float32, device=self._device)
+            drawn = torch.empty(_ROWS_PER_SEED, shape[1], dtype=torch.float32, device=self._device)
             drawn.normal_(0.0, _DEVIATION, generator=generator.manual_seed(_seed(name, first)))
             found[low - begin : high - begin].copy_(drawn[low - first : high - first])
         return found
@@ -78,9 +78,9 @@ class RandomWeights:
     def _codes(self, name: str, begin: int, end: int, dtype: torch.dtype) -> QuantizedWeight:
         """Return rows [begin, end) of an expert's matrix in 4 bits, with the deviation of float matrices."""
         generator, num_columns = torch.Generator(self._device), self.weights[name].shape[1]
-        first, drawn = begin // _ROWS_ALIKE * _ROWS_ALIKE, list[Tensor]()
-        for row in range(first, end, _ROWS_ALIKE):
-            size, seeded = (_ROWS_ALIKE, num_columns), generator.manual_seed(_seed(name, row))
+        first, drawn = begin // _ROWS_PER_SEED * _ROWS_PER_SEED, list[Tensor]()
+        for row in range(first, end, _ROWS_PER_SEED):
+            size, seeded = (_ROWS_PER_SEED, num_columns), generator.manual_seed(_seed(name, row))
             drawn.append(torch.randint(16, size, generator=seeded, dtype=torch.uint8, device=self._device))
         codes = torch.cat(drawn)[begin - first : end - first]
         groups = len(codes), num_columns // MXFP4.group_size

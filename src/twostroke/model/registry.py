@@ -49,7 +49,7 @@ from twostroke.model.weight_map import (
 if TYPE_CHECKING:
     from twostroke.model.decoder import DecoderModel, Parameter
 
-_MOST_KEPT = 2
+_MAX_CACHED = 2
 """Models whose parameter tables are cached: the served one and its drafter. Those with experts have up to 100,000."""
 ExpertStacks = Literal["rows", "interleaved_columns"]
 """Layout of an expert's matrix in a stack that holds gate and up.
@@ -176,7 +176,7 @@ def parts_of(config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
     return _tables(config, architecture(config.architecture)).parts
 
 
-def counted_parameters(config: ModelConfig) -> Mapping[str, int]:
+def parameter_multiplicities(config: ModelConfig) -> Mapping[str, int]:
     """Return how many experts a parameter counts for, by name: those of a layer's first expert count for all.
 
     Parameters of other experts are left out: a model of 128 experts has 60 times as many parameters as distinct
@@ -191,16 +191,16 @@ class _Tables(NamedTuple):
     counted: Mapping[str, int]
 
 
-@lru_cache(maxsize=_MOST_KEPT)
+@lru_cache(maxsize=_MAX_CACHED)
 def _tables(config: ModelConfig, entry: Architecture) -> _Tables:
     """Build the parameter tables of a model; cached, because experts are many and plans ask often."""
     parameters = model_class(config.architecture).parameters(config)
     parts = {name: checkpoint_names(entry.names, name) for name in parameters}
-    counted = {name: times for name in parameters if (times := _num_alike(config, name))}
+    counted = {name: times for name in parameters if (times := _multiplicity(config, name))}
     return _Tables(MappingProxyType(parameters), MappingProxyType(parts), MappingProxyType(counted))
 
 
-def _num_alike(config: ModelConfig, name: str) -> int:
+def _multiplicity(config: ModelConfig, name: str) -> int:
     """Return how many parameters one counts for; 0 for an expert other than its layer's first."""
     if not is_of_expert(name):
         return 1
@@ -212,7 +212,7 @@ def _num_alike(config: ModelConfig, name: str) -> int:
 def num_parameters(config: ModelConfig) -> int:
     """Return the number of weights in a model without opening a file; a tied head is not counted again."""
     parameters = parameters_of(config)
-    return sum(times * parameters[name].size for name, times in counted_parameters(config).items())
+    return sum(times * parameters[name].size for name, times in parameter_multiplicities(config).items())
 
 
 def is_of_expert(name: str) -> bool:
@@ -223,7 +223,7 @@ def is_of_expert(name: str) -> bool:
 def num_active_parameters(config: ModelConfig) -> int:
     """Return the number of weights that one token uses: all except those of experts not chosen for it."""
     parameters, num_idle = parameters_of(config), 0
-    for name in filter(is_of_expert, counted_parameters(config)):
+    for name in filter(is_of_expert, parameter_multiplicities(config)):
         experts = config.layers[int(name.split(".")[1])].experts
         assert experts is not None, name
         num_idle += (experts.num_experts - experts.num_chosen) * parameters[name].size

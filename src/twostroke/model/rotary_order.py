@@ -44,7 +44,7 @@ def in_rotary_order(source: WeightSource, config: ModelConfig) -> WeightSource:
                 parts = checkpoint_names(entry.names, f"layers.{layer_id}.{norm}.weight")
                 of_norm = _of_heads(torch.arange(num_heads), order) if layer.qk_norm == "rows" else order
                 (columns if layer.qk_norm == "own_heads" else rows).update(dict.fromkeys(parts, of_norm))
-    return _Ordered(source, rows, columns) if rows else source
+    return _ReorderedSource(source, rows, columns) if rows else source
 
 
 def head_order(layer: LayerSpec) -> Tensor | None:
@@ -82,7 +82,7 @@ def _of_heads(heads: Tensor, order: Tensor) -> Tensor:
     return (heads[:, None] * len(order) + order).flatten()
 
 
-class _Ordered(WrappedSource):
+class _ReorderedSource(WrappedSource):
     """A WeightSource that reorders the rows of some weights, and the columns of others."""
 
     def __init__(self, source: WeightSource, rows: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> None:

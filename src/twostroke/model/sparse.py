@@ -20,7 +20,7 @@ from twostroke.kernels.expert_operators import ExpertRouter, Routing
 from twostroke.kernels.feed_forward_parts import ExpertParts, MLPParts
 from twostroke.kernels.memory import wide
 from twostroke.layers.elementwise import RMSNorm
-from twostroke.layers.expert_split import DealtExperts, ExpertProducts, ExpertsByRows
+from twostroke.layers.expert_split import ExpertProducts, RowSplitExperts, WholeExperts
 from twostroke.model.decoder import Parameter, Placement
 from twostroke.model.llama import MLP, FeedForward, Llama, LlamaLayer, gate_activation
 
@@ -43,7 +43,7 @@ class Experts:
             norm = weights[_INPUT_SCALES] * config.hidden_size**-0.5
             self._router_norm = RMSNorm(norm, config.norm_eps, operators)
         activation = gate_activation(spec)
-        own = split.own(experts.num_experts) if split.deals_experts else range(experts.num_experts)
+        own = split.own(experts.num_experts) if split.splits_by_expert else range(experts.num_experts)
         gated, down = ([weights[name] for name in _names(own, kind)] for kind in ("gate_up", "down"))
         inner = operators.pack_gated_experts(gated, _biases(experts, own, weights, "gate_up"), activation)
         outer = operators.pack_expert_linears(down, _biases(experts, own, weights, "down"))
@@ -51,10 +51,10 @@ class Experts:
         self.reads_counts = inner.reads_counts or outer.reads_counts
         self.compute: ExpertProducts
         """Sum of the outputs of the chosen experts."""
-        if split.deals_experts:
-            self.compute = DealtExperts(inner, outer, split, experts.num_experts)
+        if split.splits_by_expert:
+            self.compute = WholeExperts(inner, outer, split, experts.num_experts)
         else:
-            self.compute = ExpertsByRows(inner, outer, split, (experts.intermediate_size, config.hidden_size))
+            self.compute = RowSplitExperts(inner, outer, split, (experts.intermediate_size, config.hidden_size))
         self._shared, self._shared_gate = None, None
         if experts.shared_size:
             shared_inner = operators.pack_gated(weights["shared.gate_up.weight"], None, activation)
@@ -124,7 +124,7 @@ def expert_parameters(spec: ExpertsSpec, hidden_size: int) -> dict[str, Paramete
     """Return the tensors of a layer's router and experts."""
     size = spec.intermediate_size
     found = {"router.weight": Parameter((spec.num_experts,), hidden_size, is_router=True)}
-    if spec.has_correction:
+    if spec.has_correction_bias:
         found[_CORRECTION] = Parameter((spec.num_experts,), is_router=True)
     if spec.norms_router_input:
         found[_INPUT_SCALES] = Parameter((hidden_size,), is_router=True)

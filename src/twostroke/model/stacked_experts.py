@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from twostroke.config.experts import MAX_EXPERTS, ExpertsSpec
-from twostroke.errors import CorruptCheckpoint, UnsupportedModel, name_shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, show_name
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.model.registry import ExpertStacks
 from twostroke.model.weight_source import ALL_ROWS, StoredStack, StoredWeight, WeightSource, WrappedSource
@@ -57,7 +57,7 @@ class UnstackedExperts(WrappedSource):
         self._num_experts = experts.num_experts
         size = experts.intermediate_size
         shapes = {2: (2 * size, hidden_size), 1: (hidden_size, size)}
-        self._turned: set[str] = set()
+        self._transposed: set[str] = set()
         """Names of stacks whose matrices are transposed, [inputs, outputs]."""
         self._places: dict[str, tuple[str, int, slice]] = {}
         """Stack, expert and rows, by the name of a matrix or a bias."""
@@ -74,8 +74,8 @@ class UnstackedExperts(WrappedSource):
             block, _, last = name.removesuffix(".weight").rpartition(".")
             kind = "bias" if last.endswith(_BIAS) else "weight"
             parts, shape = PARTS.get(last.removesuffix(_BIAS), ()), weight.shape[1:]
-            if len(shape) == 2 and parts and self._is_turned(shape, shapes[len(parts)]):
-                self._turned.add(name)
+            if len(shape) == 2 and parts and self._is_transposed(shape, shapes[len(parts)]):
+                self._transposed.add(name)
                 shape = shape[::-1]
             num_dims = 3 if kind == "weight" else 2
             if not parts or not (block.endswith(".experts") or len(weight.shape) == num_dims):
@@ -101,7 +101,7 @@ class UnstackedExperts(WrappedSource):
         """Return the error for a stack that cannot be split; `expected` is the shape of one expert's matrix in it."""
         expected = expected[::-1] if self._stacks == "interleaved_columns" else expected
         return CorruptCheckpoint(
-            f"{source.path}: {name_shown(name)} is {list(source.weights[name].shape)} instead of "
+            f"{source.path}: {show_name(name)} is {list(source.weights[name].shape)} instead of "
             f"{[self._num_experts, *expected]}, as config.json requires. Download the model again."
         )
 
@@ -119,12 +119,12 @@ class UnstackedExperts(WrappedSource):
         found = self._source.read(stack, dtype, slice(expert, expert + 1))
         if not isinstance(found, Tensor):
             raise UnsupportedModel(f"{self.path}: {stack} is a stack of quantized experts, which is not implemented.")
-        if stack not in self._turned:
+        if stack not in self._transposed:
             return found[0]
         self._last = stack, expert, found[0].t()
         return self._last[2]
 
-    def _is_turned(self, shape: tuple[int, ...], expected: tuple[int, int]) -> bool:
+    def _is_transposed(self, shape: tuple[int, ...], expected: tuple[int, int]) -> bool:
         return self._stacks == "interleaved_columns" or (shape == expected[::-1] and shape != expected)
 
     def _rows_of_part(self, place: int, num_parts: int, num_rows: int) -> slice:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
-from twostroke.errors import CorruptCheckpoint, name_shown, shorten
-from twostroke.model.checkpoint import is_of_prediction, is_unread_kv
-from twostroke.model.expert_formats import names_of_missing
+from twostroke.errors import CorruptCheckpoint, shorten, show_name
+from twostroke.model.checkpoint import is_mtp_tensor, is_shared_kv_tensor
+from twostroke.model.expert_formats import stored_names
 from twostroke.model.registry import parameters_of, parts_of
 from twostroke.model.weight_source import StoredWeight, WeightSource
 
@@ -36,13 +36,13 @@ def check_shapes(source: WeightSource, config: ModelConfig) -> None:
             elif found.shape != expected:
                 misshapen.append(f"{_placed(found, part)} {list(found.shape)} instead of {list(expected)}")
     expected_names = {part for parts in stored.values() for part in parts}
-    extra = [name for name in source.weights if name not in expected_names and not _is_harmless(name, source, config)]
+    extra = [name for name in source.weights if name not in expected_names and not _is_ignored(name, source, config)]
     problems = [
         f"{what}: {shorten(sorted(set(found)), show=show)}"
         for what, found, show in (
-            ("missing", names_of_missing(source, missing), name_shown),
+            ("missing", stored_names(source, missing), show_name),
             ("wrong shape", misshapen, str),
-            ("not of this architecture", extra, name_shown),
+            ("not of this architecture", extra, show_name),
         )
         if found
     ]
@@ -56,19 +56,19 @@ def check_shapes(source: WeightSource, config: ModelConfig) -> None:
 def _placed(found: StoredWeight, part: str) -> str:
     """Return a weight's name in its file; for a weight within a stack, also the expert's part."""
     if found.stack is None:
-        return f"{name_shown(found.stored_name or part)} is"
+        return f"{show_name(found.stored_name or part)} is"
     stack = found.stack
-    return f"{name_shown(stack.name)} is {list(stack.shape)}, where {part.split('.')[-2]} of an expert is"
+    return f"{show_name(stack.name)} is {list(stack.shape)}, where {part.split('.')[-2]} of an expert is"
 
 
-def _is_harmless(name: str, source: WeightSource, config: ModelConfig) -> bool:
+def _is_ignored(name: str, source: WeightSource, config: ModelConfig) -> bool:
     """Return whether an extra tensor is expected and ignored.
 
     Old checkpoints store the rotary frequencies. Tied ones sometimes store the head a second time, AutoGPTQ a bias
     of zeros for every matrix that it quantized, and Gemma 4 the K and V projections of layers that use those of
     other layers.
     """
-    if is_unread_kv(name, config) or is_of_prediction(name, config):
+    if is_shared_kv_tensor(name, config) or is_mtp_tensor(name, config):
         return True
     if name.endswith(".bias"):
         weight = source.weights.get(name.removesuffix("bias") + "weight")

@@ -46,7 +46,7 @@ def is_packed(name: str, config: ModelConfig, parameter: Parameter, source: Weig
     return is_table and all(source.weights[part].format is not None for part in parts)
 
 
-def with_dealt_experts(
+def with_whole_experts(
     parameters: Mapping[str, Parameter], config: ModelConfig, own: Callable[[int], range]
 ) -> dict[str, Parameter]:
     """Return the parameters of a rank that has some whole experts of each layer.

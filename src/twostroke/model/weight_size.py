@@ -18,7 +18,7 @@ from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import QuantizedFormat
 from twostroke.layers.row_split import ALONE, RankSplit, rows_of
 from twostroke.model.decoder import Parameter
-from twostroke.model.registry import counted_parameters, is_of_expert, parameters_of, parts_of
+from twostroke.model.registry import is_of_expert, parameter_multiplicities, parameters_of, parts_of
 from twostroke.model.weight_pieces import Piece, is_one_weight, is_packed, pieces_of
 from twostroke.model.weight_source import WeightSource
 
@@ -43,7 +43,7 @@ def weight_bytes(
         group_size: group size for int4.
         split: scheme by which weights are split across ranks.
     """
-    counts = _Counts(source, config, dtype, operators, format_on_load(quantization, group_size))
+    counts = _SizeCounter(source, config, dtype, operators, format_on_load(quantization, group_size))
     return max(counts.of_rank(rank, split) for rank in range(split.num_ranks))
 
 
@@ -56,7 +56,7 @@ def expert_bytes(
     group_size: int = DEFAULT_GROUP_SIZE,
 ) -> int:
     """Return the bytes of all routed experts' weights, without shared experts; arguments as for `weight_bytes`."""
-    counts = _Counts(source, config, dtype, operators, format_on_load(quantization, group_size))
+    counts = _SizeCounter(source, config, dtype, operators, format_on_load(quantization, group_size))
     return counts.of_parameters(filter(is_of_expert, counts.names))
 
 
@@ -67,7 +67,7 @@ def format_on_load(quantization: Quantization | None, group_size: int) -> Quanti
     return QuantizedFormat(4, group_size) if quantization == "int4" else None
 
 
-class _Counts:
+class _SizeCounter:
     """Sizes of one model's weights, loaded with one set of options."""
 
     def __init__(
@@ -81,13 +81,13 @@ class _Counts:
         self._source, self._config, self._dtype, self._on_load = source, config, dtype, on_load
         self._sizes = operators.packed_sizes
         self._parameters, self._parts = parameters_of(config), parts_of(config)
-        self._times = counted_parameters(config)
+        self._times = parameter_multiplicities(config)
 
     def of_rank(self, rank: int, split: RankSplit) -> int:
         """Return the bytes of all weights of a rank."""
         own, names = partial(rows_of, rank, split.num_ranks), list(self.names)
         total = self._of_slopes(own)
-        if split.deals_experts:
+        if split.splits_by_expert:
             total += self._of_whole_experts([name for name in names if is_of_expert(name)], own)
             names = [name for name in names if not is_of_expert(name)]
         return total + self.of_parameters(names, rank, split.num_ranks)
@@ -97,12 +97,12 @@ class _Counts:
         return sum(
             len(own(self._times[name])) * self._of_parameter(name, range, 1)
             for name in names
-            if not self._is_packed_with_its_matrix(name)
+            if not self._is_bias_of_product(name)
         )
 
     @property
     def names(self) -> Iterable[str]:
-        """Names of the parameters that count (`counted_parameters`)."""
+        """Names of the parameters that count (`parameter_multiplicities`)."""
         return self._times
 
     def of_parameters(self, names: Iterable[str], rank: int = 0, num_ranks: int = 1) -> int:
@@ -111,7 +111,7 @@ class _Counts:
         return sum(
             self._times[name] * self._of_parameter(name, own, num_ranks)
             for name in names
-            if not self._is_packed_with_its_matrix(name)
+            if not self._is_bias_of_product(name)
         )
 
     def _of_parameter(self, name: str, own: Callable[[int], range], num_ranks: int) -> int:
@@ -125,7 +125,7 @@ class _Counts:
         num_slopes = sum(len(own(spec.num_heads)) for spec in self._config.layers if spec.has_alibi)
         return num_slopes * torch.float32.itemsize
 
-    def _is_packed_with_its_matrix(self, name: str) -> bool:
+    def _is_bias_of_product(self, name: str) -> bool:
         """Return whether a parameter is the bias of a product; norms have biases, too."""
         matrix = self._parameters.get(name.removesuffix("bias") + "weight")
         return name.endswith(".bias") and matrix is not None and matrix.columns is not None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, StepCommitted, StepScheduled
-from twostroke.planner.machine import SeenRun, other_machine
+from twostroke.planner.machine import ObservedRun, machine_mismatch
 from twostroke.planner.plan import Plan
 from twostroke.planner.replay import figures, replay_log
 from twostroke.scheduler.replay import layout_of
@@ -41,7 +41,7 @@ class Compared:
         return round(self.planned / self.measured - 1, 6)
 
 
-class SeenStep(NamedTuple):
+class ObservedStep(NamedTuple):
     """One step of a log."""
 
     cost: StepCost
@@ -65,7 +65,7 @@ class BesideFloors:
 
 
 @dataclass(frozen=True, slots=True)
-class AfterRun:
+class PlanComparison:
     """A plan compared with one run."""
 
     sizes: tuple[Compared, ...]
@@ -79,31 +79,31 @@ class AfterRun:
     """Reason why times are not compared; empty where they are."""
 
 
-def steps_seen(events: Sequence[Event]) -> list[SeenStep]:
+def observed_step_costs(events: Sequence[Event]) -> list[ObservedStep]:
     """Return the work of each step of a log, and its seconds."""
     decided: dict[tuple[str, int], StepScheduled] = {}
-    seen: list[SeenStep] = []
+    seen: list[ObservedStep] = []
     for event in events:
         if isinstance(event, StepScheduled):
             decided[event.process, event.batch.step] = event
         elif isinstance(event, StepCommitted):
             begin = decided.pop((event.process, event.step), None)
             if begin is not None and begin.cost is not None and event.time_s > begin.time_s:
-                seen.append(SeenStep(begin.cost, event.time_s - begin.time_s, begin.batch.num_prefill_tokens > 0))
+                seen.append(ObservedStep(begin.cost, event.time_s - begin.time_s, begin.batch.num_prefill_tokens > 0))
     return seen
 
 
-def run_seen(events: Sequence[Event]) -> SeenRun:
+def observed_run(events: Sequence[Event]) -> ObservedRun:
     """Return what a log shows of its machine.
 
     Raises:
         InvalidParameter: the log is not one of a single engine.
     """
-    steps = tuple((step.cost, step.seconds) for step in steps_seen(events))
-    return SeenRun(recording_of(events).started.machine, steps)
+    steps = tuple((step.cost, step.seconds) for step in observed_step_costs(events))
+    return ObservedRun(recording_of(events).started.machine, steps)
 
 
-def beside_floors(seen: Sequence[SeenStep], limits: MachineLimits) -> tuple[BesideFloors, ...]:
+def beside_floors(seen: Sequence[ObservedStep], limits: MachineLimits) -> tuple[BesideFloors, ...]:
     """Compare the steps of a log with their floors: decode-only steps, and steps with prefill."""
     kinds = {"decode steps": False, "steps with prefill": True}
     found: list[BesideFloors] = []
@@ -118,8 +118,10 @@ def beside_floors(seen: Sequence[SeenStep], limits: MachineLimits) -> tuple[Besi
     return tuple(found)
 
 
-def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
-    """Compare a plan with the log of one engine. If the plan was made with `run_seen(events)`, no floor exceeds a step.
+def compare(plan: Plan, events: Sequence[Event]) -> PlanComparison:
+    """Compare a plan with the log of one engine.
+
+    If the plan was made with `observed_run(events)`, no floor exceeds a step.
 
     Raises:
         InvalidParameter: the log is of another model, or none that can be replayed.
@@ -130,7 +132,7 @@ def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
         limit = f"is of another model, {started.model}; planned was {planned})"
         raise InvalidParameter("measured", f"the log of {started.process}", limit, "Plan the model that ran.")
     layout = layout_of(started.layout)
-    why_not = other_machine(plan.machine.limits, started.machine)
+    why_not = machine_mismatch(plan.machine.limits, started.machine)
     predicted: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     floors: tuple[BesideFloors, ...] = ()
@@ -138,10 +140,10 @@ def compare(plan: Plan, events: Sequence[Event]) -> AfterRun:
         replayed = replay_log(events, (), plan.step_times)
         predicted, measured = figures(replayed.back_test.run), figures(replayed.measured)
     elif not why_not:
-        floors = beside_floors(steps_seen(events), plan.machine.limits)
+        floors = beside_floors(observed_step_costs(events), plan.machine.limits)
         if not floors:
             why_not = "no finished step of the log has a cost"
-    return AfterRun(
+    return PlanComparison(
         sizes=(
             Compared("kv_bytes_per_block", memory.layout.bytes_per_block, layout.bytes_per_block),
             Compared("num_blocks", memory.num_blocks, started.num_blocks),

@@ -12,9 +12,9 @@ from twostroke.plain_words import counted
 
 LIMIT = 0.25
 """Largest |predicted / measured - 1| with which predictions are shown. A lever has to bring 10 %."""
-LEAST_REQUESTS = 10
+MIN_REQUESTS = 10
 """Fewest requests with a token: with fewer, one unusual request decides every percentile."""
-WITH_FEWER = f"with fewer than {LEAST_REQUESTS}, one odd request decides every percentile"
+TOO_FEW_REASON = f"with fewer than {MIN_REQUESTS}, one odd request decides every percentile"
 """Reason why so few requests allow no conclusion."""
 JUDGED = ("ttft_p50", "tpot_p50", "output_tok_s")
 """Figures of a run that must all be within the limit."""
@@ -61,7 +61,7 @@ nothing else.'
 
 def too_few(num_requests: int) -> str:
     """Return why so few requests allow no conclusion. Empty: there are enough."""
-    if num_requests >= LEAST_REQUESTS:
+    if num_requests >= MIN_REQUESTS:
         return ""
     held = counted(num_requests, "request")
-    return f"the log holds {held} with a token, fewer than the {LEAST_REQUESTS} needed. {_REMEDY}"
+    return f"the log holds {held} with a token, fewer than the {MIN_REQUESTS} needed. {_REMEDY}"

@@ -41,7 +41,7 @@ from twostroke.simulation.after_gap import after_gap
 from twostroke.simulation.pools import SimulatedPools
 from twostroke.simulation.requests import RecordedRun, recording_of
 from twostroke.simulation.settings import WhatIf
-from twostroke.simulation.whole import check_readable
+from twostroke.simulation.whole import check_usable
 
 
 def last_run(events: Sequence[Event]) -> tuple[Sequence[Event], int]:
@@ -64,9 +64,9 @@ def _name(process: str) -> str:
     return place if place == ENGINE else process
 
 
-_BEARABLE = 1.5
+_MAX_TTFT_FACTOR = 1.5
 """Largest acceptable factor on the TTFT; a limit that costs more is too tight for the load."""
-_SIMULATED = 6000
+_MAX_SIMULATED_STEPS = 6000
 """Steps simulated for all predictions of a diagnosis together: about a second, for a history of any length."""
 _FEW = 24
 """Fewest requests that make a load for predictions."""
@@ -76,7 +76,7 @@ _COSTS = (_MEDIAN, "tpot_p50")
 """Figures that a lever may make worse."""
 REFUSED = "no lever is offered"
 """Prefix of a remark that refuses a conclusion."""
-_KEEPS_OUT = (Binding.KV, Binding.SLOTS, Binding.LINK)
+_DELAYS_ADMISSION = (Binding.KV, Binding.SLOTS, Binding.LINK)
 """Constraints that delay the first token; the others delay later tokens."""
 
 
@@ -94,7 +94,7 @@ class Diagnosis:
     signals: Signals
     example: str
     """Request that shows the constraint best, for `twostroke explain`."""
-    has_tried: bool = False
+    has_predictions: bool = False
     """Whether there was a lever whose effect could be predicted."""
     remark: str = ""
     """Reason for missing predictions, or the part of the history that was used; empty: all of it."""
@@ -115,7 +115,7 @@ def diagnose(
     """
     if link_bytes_per_s is not None:
         SimulatedPools(prefill=1, decode=1, link_bytes_per_s=link_bytes_per_s)  # checked before anything is tried
-    check_readable(events)
+    check_usable(events)
     events, num_runs = last_run(events)
     signals = signals_of(events)
     constraint, evidence = constraint_of(signals)
@@ -130,8 +130,8 @@ def diagnose(
         to_measure=tuple(lever for lever in named if not lever.settings),
         faults=faults_of(signals, constraint),
         signals=signals,
-        example=(signals.longest_ttft if constraint in _KEEPS_OUT else signals.longest_itl)[1],
-        has_tried=bool(candidates),
+        example=(signals.longest_ttft if constraint in _DELAYS_ADMISSION else signals.longest_itl)[1],
+        has_predictions=bool(candidates),
         remark="; ".join(filter(None, (remark, of_runs))),
     )
 
@@ -211,7 +211,7 @@ def _latest(recording: RecordedRun, measured: Run, num_steps: int) -> tuple[Reco
     They begin where no request waits, if possible, because the simulation begins with an empty engine.
     """
     requests = recording.requests
-    count = max(_FEW, len(requests) * _SIMULATED // max(num_steps, 1))
+    count = max(_FEW, len(requests) * _MAX_SIMULATED_STEPS // max(num_steps, 1))
     if count >= len(requests):
         return recording, measured
     first = len(requests) - count
@@ -249,8 +249,8 @@ def _one_of_each(levers: Sequence[Lever]) -> list[Lever]:
     for lever in levers:
         sizes.setdefault(lever.name, []).append(lever)
     return [
-        max(same, key=lambda lever: (lever.ttft_cost <= _BEARABLE, lever.gain))
-        if any(lever.ttft_cost <= _BEARABLE for lever in same)
+        max(same, key=lambda lever: (lever.ttft_cost <= _MAX_TTFT_FACTOR, lever.gain))
+        if any(lever.ttft_cost <= _MAX_TTFT_FACTOR for lever in same)
         else min(same, key=lambda lever: lever.ttft_cost)
         for same in sizes.values()
     ]

@@ -20,7 +20,7 @@ from twostroke.startup.memory import free_bytes_of
 from twostroke.startup.preparation import moved_to, prepare
 from twostroke.startup.prepared import Prepared
 
-MOST_APART, MOST_APART_BUSY = 3.0, 20.0
+MAX_RATE_RATIO, MAX_RATE_RATIO_BUSY = 3.0, 20.0
 """Largest factor between two measurements of one machine: when idle, and when other processes ran during either."""
 
 
@@ -40,7 +40,7 @@ class PlannedMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenRun:
+class ObservedRun:
     """The findings of a run about its machine."""
 
     limits: MachineLimits | None
@@ -49,10 +49,10 @@ class SeenRun:
     """Work of each step, and its seconds."""
 
 
-def raised(machine: PlannedMachine, run: SeenRun) -> tuple[PlannedMachine, str]:
+def raised(machine: PlannedMachine, run: ObservedRun) -> tuple[PlannedMachine, str]:
     """Return the machine at rates that allow every step of a run on it, and a description of raised rates."""
     before = machine.limits
-    after = before if other_machine(before, run.limits) else raised_by_steps(before, run.steps)
+    after = before if machine_mismatch(before, run.limits) else raised_by_steps(before, run.steps)
     if after == before:
         return machine, ""
     num_faster = sum(before.floor_s(cost) > seconds for cost, seconds in run.steps)
@@ -63,7 +63,7 @@ def raised(machine: PlannedMachine, run: SeenRun) -> tuple[PlannedMachine, str]:
     return replace(machine, limits=after), words
 
 
-def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
+def machine_mismatch(planned: MachineLimits, of_log: MachineLimits | None) -> str:
     """Return a statement that a log is from another machine; empty where it may be from this one.
 
     Only the memory rates are compared: the arithmetic rate depends on the type of the factors.
@@ -71,7 +71,7 @@ def other_machine(planned: MachineLimits, of_log: MachineLimits | None) -> str:
     if of_log is None:
         return ""
     apart = planned.bytes_per_s / of_log.bytes_per_s
-    most = MOST_APART_BUSY if planned.is_estimate or of_log.is_estimate else MOST_APART
+    most = MAX_RATE_RATIO_BUSY if planned.is_estimate or of_log.is_estimate else MAX_RATE_RATIO
     if 1 / most <= apart <= most:
         return ""
     rates = f"{significant(of_log.bytes_per_s / 1e9)} GB/s there, {significant(planned.bytes_per_s / 1e9)} planned"

@@ -59,7 +59,7 @@ class MemoryPlan:
     dtype: str
     quantization: str | None
     num_ranks: int
-    deals_experts: bool
+    splits_by_expert: bool
     """Whether each rank has whole experts."""
     memory_bytes: int
     """Memory for this rank, free or given; all memory of a card."""
@@ -138,7 +138,7 @@ def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0)
         dtype=prepared.dtype_name,
         quantization=config.load.quantization or prepared.weights.quantization,
         num_ranks=prepared.num_ranks,
-        deals_experts=prepared.split.deals_experts,
+        splits_by_expert=prepared.split.splits_by_expert,
         memory_bytes=own_bytes,
         others_bytes=others_bytes,
         utilization=config.cache.utilization if is_card and not has_size(config.cache) else None,

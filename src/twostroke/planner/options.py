@@ -17,10 +17,10 @@ from twostroke.cost.price import check_price_per_hour
 from twostroke.errors import InvalidParameter, shown
 from twostroke.measure.figure import check_png
 from twostroke.measure.workload import Lengths
-from twostroke.planner.back_test import LEAST_REQUESTS
+from twostroke.planner.back_test import MIN_REQUESTS
 from twostroke.planner.devices import find_device
 from twostroke.planner.placement import LatencyLimits
-from twostroke.simulation.settings import MOST_FACTOR
+from twostroke.simulation.settings import MAX_FACTOR
 
 DEFAULT_PROMPTS = "128,512,2048,8192"
 DEFAULT_MAX_TOKENS = 16
@@ -194,7 +194,7 @@ class SearchOptions:
             number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
         number("attainment", self.attainment, 0, 1, "more than 0 and at most 1 (a share)", low_open=True)
         whole_number("trace_divisor", self.trace_divisor, 1)
-        whole_number("num_requests", self.num_requests, LEAST_REQUESTS, MAX_REQUESTS)
+        whole_number("num_requests", self.num_requests, MIN_REQUESTS, MAX_REQUESTS)
         whole_number("seed", self.seed, 0, 2**32 - 1)
         whole_number("max_workers", self.max_workers, 1, MAX_WORKERS)
         whole_number("runners_up", self.runners_up, 0, 1000)
@@ -231,7 +231,7 @@ class SearchOptions:
                 raise InvalidParameter(
                     "rate_factors", self.rate_factors, f"has {shown(part)}, which is no number"
                 ) from error
-            number("rate_factors", factor, 0, MOST_FACTOR, f"more than 0 and at most {MOST_FACTOR}", low_open=True)
+            number("rate_factors", factor, 0, MAX_FACTOR, f"more than 0 and at most {MAX_FACTOR}", low_open=True)
             found.add(factor)
         if not 0 < len(found) <= MAX_RATE_FACTORS:
             raise InvalidParameter("rate_factors", self.rate_factors, f"must name 1 to {MAX_RATE_FACTORS} rates")

@@ -232,7 +232,7 @@ def search(
         if bound is not None and bound(candidate) / candidate.num_devices < least:
             num_skipped += 1
             continue
-        found, num_run = _climb(candidate, space.rate_factors, limits, simulate)
+        found, num_run = _simulate_rates(candidate, space.rate_factors, limits, simulate)
         num_simulations += num_run
         if found.best is None:
             misses.append(found)
@@ -246,7 +246,7 @@ def search(
     return Ranking(tuple(places), unsplit, nearest, num_simulations, num_skipped)
 
 
-def _climb(
+def _simulate_rates(
     candidate: Candidate, rates: Sequence[float], limits: LatencyLimits, simulate: Simulate
 ) -> tuple[Found, int]:
     """Return the results of a candidate, and the number of simulations."""

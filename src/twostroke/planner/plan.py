@@ -15,8 +15,8 @@ from twostroke.cost.step_model import PredictsSteps, StepTimeModel
 from twostroke.errors import InvalidParameter, TwostrokeError
 from twostroke.planner.floors import FrontierPoint, Predictor, TTFTPoint, VerifyPoint
 from twostroke.planner.machine import (
+    ObservedRun,
     PlannedMachine,
-    SeenRun,
     machine_for,
     moved_to_device,
     prepared_for,
@@ -31,7 +31,7 @@ from twostroke.startup.calibrated import find_calibration
 from twostroke.startup.prepared import Prepared
 
 USUAL_CONTEXT = 1024
-MOST_VERIFIED = 8
+MAX_VERIFIED_DRAFTS = 8
 """Most drafts of each request in the verification steps of a plan."""
 DRAFTS = 4
 """Drafts of each request and step for the estimate of speculation."""
@@ -95,7 +95,7 @@ def make_plan(
     config: EngineConfig,
     options: PlanOptions,
     steps: StepTimeModel | None = None,
-    run: SeenRun | None = None,
+    run: ObservedRun | None = None,
 ) -> Plan:
     """Plan a model on a machine; this takes a few seconds at most.
 
@@ -123,7 +123,7 @@ def make_plan(
         steps = None if calibration is None else calibration.step_times
     memory = plan_memory(prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
     context = _context(options, memory)
-    case = _Case(prepared, machine, context, steps)
+    case = _PlanCase(prepared, machine, context, steps)
     predictor = case.predictor
     base, frontier = case.outcome(memory)
     ttft = tuple(
@@ -162,7 +162,7 @@ def make_plan(
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _PlanCase:
     """A model, a machine and a load."""
 
     prepared: Prepared
@@ -193,21 +193,21 @@ class _Case:
         )
         return outcome, frontier
 
-    def quantized(self, quantization: QuantizationOnLoad) -> _Case:
+    def quantized(self, quantization: QuantizationOnLoad) -> _PlanCase:
         """Return the case with quantized weights."""
         return replace(self, prepared=with_quantization(self.prepared, quantization), steps=None)
 
-    def with_kv(self, kv_cache_dtype: str) -> _Case:
+    def with_kv(self, kv_cache_dtype: str) -> _PlanCase:
         """Return the case with another KV format."""
         if self.prepared.settings.speculative_config is not None:
             raise InvalidParameter("kv_cache_dtype", kv_cache_dtype, "is planned without speculation", "Leave it out.")
         return replace(self, prepared=with_kv_format(self.prepared, kv_cache_dtype), steps=None)
 
-    def drafting(self) -> _Case:
+    def drafting(self) -> _PlanCase:
         """Return the case with drafts that are all accepted and take no time."""
         return replace(self, steps=None, num_drafts=DRAFTS)
 
-    def elsewhere(self, name: str) -> _Case:
+    def elsewhere(self, name: str) -> _PlanCase:
         """Return the case on another device."""
         prepared = moved_to_device(self.prepared, name)
         machine = published_machine(name, prepared)
@@ -230,10 +230,10 @@ def _batch(options: PlanOptions, num_requests: int, context: int, scheduler: Sch
 
 def _most_verified(options: PlanOptions, config: EngineConfig) -> int:
     """Return the most drafts of each request for which a step of `batch` requests has room."""
-    return min(MOST_VERIFIED, config.scheduler.max_num_batched_tokens // options.batch - 1)
+    return min(MAX_VERIFIED_DRAFTS, config.scheduler.max_num_batched_tokens // options.batch - 1)
 
 
-def _asked(case: _Case, options: PlanOptions, memory: MemoryPlan) -> Asked | None:
+def _asked(case: _PlanCase, options: PlanOptions, memory: MemoryPlan) -> Asked | None:
     if options.requests is None:
         return None
     most_of_all: int | None = None
@@ -246,9 +246,9 @@ def _asked(case: _Case, options: PlanOptions, memory: MemoryPlan) -> Asked | Non
     return Asked(options.requests, memory.max_concurrent_requests, most_of_all)
 
 
-def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
+def _changes(case: _PlanCase, options: PlanOptions) -> tuple[Change, ...]:
     settings = case.prepared.settings
-    makers: dict[str, Callable[[], _Case]] = {}
+    makers: dict[str, Callable[[], _PlanCase]] = {}
     if settings.load.quantization is None and case.prepared.weights.quantization is None:
         makers |= {f"weights in {name}": partial(case.quantized, name) for name in SMALLER}
     formats = [name for name in ("int8", "int4") if name != case.prepared.kv_format]
@@ -259,7 +259,7 @@ def _changes(case: _Case, options: PlanOptions) -> tuple[Change, ...]:
     return tuple(_change(name, make) for name, make in makers.items())
 
 
-def _change(name: str, make: Callable[[], _Case]) -> Change:
+def _change(name: str, make: Callable[[], _PlanCase]) -> Change:
     try:
         case = make()
         machine = case.machine

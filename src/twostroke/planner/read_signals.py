@@ -34,7 +34,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.names import is_of_pool, sequence_of
+from twostroke.explain.names import is_pool_process, sequence_of
 from twostroke.kv_check import Verdict
 from twostroke.measure.report import percentiles
 from twostroke.planner.signals import Signals
@@ -134,7 +134,7 @@ class _Reader:
         match event:
             case EngineStarted():
                 self.engines[event.process] = _Engine(event)
-                if not is_of_pool(event.process):  # sequences of a pool process go on elsewhere
+                if not is_pool_process(event.process):  # sequences of a pool process go on elsewhere
                     self._requests = {}
             case RequestArrived():
                 self._arrived(event)
@@ -205,7 +205,7 @@ class _Reader:
     def _arrived(self, event: RequestArrived) -> None:
         name, arrival = sequence_of(event.request_id), event.arrival
         self._aborted.discard(name)
-        known = self._requests.get(name) if is_of_pool(event.process) else None
+        known = self._requests.get(name) if is_pool_process(event.process) else None
         if known is not None:
             known.arrival, known.process, known.name = arrival, event.process, event.request_id
             return
@@ -222,7 +222,7 @@ class _Reader:
         """
         name, is_abort = sequence_of(event.request_id), event.reason is FinishReason.ABORT
         watched = self._requests.get(name)
-        if is_of_pool(event.process):
+        if is_pool_process(event.process):
             if watched is None or (watched.process, watched.name) != (event.process, event.request_id):
                 return
             if is_abort:  # the next attempt to run it may follow
@@ -347,7 +347,7 @@ class _Reader:
         if commit.num_tokens and name not in self._served:
             self._served.add(name)
             self.found.num_served += 1
-        if commit.finish_reason is not None and not is_of_pool(process):
+        if commit.finish_reason is not None and not is_pool_process(process):
             self._served.discard(name)  # a later request may use the name again; in a pool, another process goes on
 
     def _token(self, watched: _Watched, time_s: float, beside_prompts: bool) -> None:

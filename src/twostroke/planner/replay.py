@@ -25,9 +25,9 @@ from twostroke.planner.back_test import refusal, too_few
 from twostroke.scheduler.replay import DecisionDifference, replay
 from twostroke.served_run import Run
 from twostroke.simulation.observed import observed_steps
-from twostroke.simulation.pools import HandOvers, PoolSimulation
+from twostroke.simulation.pools import KVHandovers, PoolSimulation
 from twostroke.simulation.requests import RecordedRun, SimulatedRequest, faster, recording_of
-from twostroke.simulation.settings import WhatIf, check_rate_factor, with_block_size
+from twostroke.simulation.settings import WhatIf, check_rate_factor, rehash_for_block_size
 from twostroke.simulation.simulate import simulate
 from twostroke.simulation.whole import check_whole
 
@@ -40,7 +40,7 @@ class Predicted:
     run: Run
     wall_s: float
     """Real seconds that the simulation took."""
-    hand_overs: HandOvers | None = None
+    hand_overs: KVHandovers | None = None
     """Transfers between pools; None without pools."""
 
     @property
@@ -141,7 +141,7 @@ def predict(
     """Simulate a recorded run with other settings; `ended` is called after each request."""
     started, pools = what_if.apply(recording.started), what_if.pools
     before, after = recording.started.layout["block_size"], started.layout["block_size"]
-    requests = with_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
+    requests = rehash_for_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
     began_s = time.perf_counter()
     # the step budget starts with unscaled step times and adapts to the simulated ones
     if SchedulerConfig(**started.scheduler).has_slo:

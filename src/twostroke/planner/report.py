@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from twostroke.cost.calibration import Choice
-from twostroke.planner.after_run import AfterRun
+from twostroke.planner.after_run import PlanComparison
 from twostroke.planner.back_test import errors
 from twostroke.planner.floors import FrontierPoint, TTFTPoint
 from twostroke.planner.memory import MemoryPlan
@@ -17,7 +17,7 @@ _NO_PLAIN_VALUES = ("kinds", "experts", "layout", "cache", "max_tokens_per_step"
 """Fields of a memory plan that are left out, or reported in another form."""
 
 
-def as_json(plan: Plan, after: AfterRun | None = None) -> dict[str, Any]:
+def as_json(plan: Plan, after: PlanComparison | None = None) -> dict[str, Any]:
     """Return the plan as plain values; with a run, its comparison is under "measured"."""
     return {
         **({} if after is None else {"measured": _of_run(after)}),
@@ -89,7 +89,7 @@ def _of_choice(choice: Choice) -> dict[str, Any]:
     return {"method": drafter.words, **figures}
 
 
-def _of_run(after: AfterRun) -> dict[str, Any]:
+def _of_run(after: PlanComparison) -> dict[str, Any]:
     sizes = {one.figure: {"planned": one.planned, "measured": one.measured, "error": one.error} for one in after.sizes}
     off = errors(after.planned, after.measured)
     times = {

@@ -42,7 +42,7 @@ from twostroke.startup.prepared import Prepared
 DEFAULT_LINK_BYTES_PER_S = 1.25e9
 """Assumed bandwidth of a link that was not measured: 10 Gbit/s."""
 DEFAULT_GPUS = 8
-_OF_A_SEARCH = {"memory", "device_name", "price_per_hour", "link_bytes_per_s"}
+_SEARCH_OPTIONS = {"memory", "device_name", "price_per_hour", "link_bytes_per_s"}
 """Options of `plan` that a search also uses."""
 
 
@@ -91,7 +91,7 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
         max_devices=most_devices,
     )
     link = plan.link_bytes_per_s or DEFAULT_LINK_BYTES_PER_S
-    runs = _Runs(kinds, plan, options.limits, link)
+    runs = _CandidateRuns(kinds, plan, options.limits, link)
     longest = max((runs.longest_of(candidate) for candidate in candidates), default=0)
     if not longest and runs.why_not is not None:
         if not isinstance(runs.why_not, DoesNotFit):
@@ -149,7 +149,7 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
     )
 
 
-class _Runs:
+class _CandidateRuns:
     """Simulated runs of candidates, with cached inputs for each kind of worker."""
 
     def __init__(
@@ -276,7 +276,7 @@ def _check(config: EngineConfig, plan: PlanOptions) -> None:
         raise InvalidParameter("tensor_parallel_size", ranks, "has no part in a search of a device", "Give --ranks.")
     for option in fields(plan):
         given = getattr(plan, option.name)
-        if option.name not in _OF_A_SEARCH and given != option.default:
+        if option.name not in _SEARCH_OPTIONS and given != option.default:
             remedy = "Leave it out, or leave out --search."
             raise InvalidParameter(option.name, str(given), "has no part in a search", remedy)
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from twostroke.engine.event_sinks import is_event_log, one_history, read_events
+from twostroke.engine.event_sinks import consistent_events, is_event_log, read_events
 from twostroke.errors import InvalidParameter
 from twostroke.plain_words import counted
-from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER, too_few
+from twostroke.planner.back_test import MIN_REQUESTS, TOO_FEW_REASON, too_few
 from twostroke.planner.options import SearchOptions
 from twostroke.planner.replay import since
 from twostroke.request import Arrival
 from twostroke.simulation.requests import SimulatedRequest, recording_of
-from twostroke.simulation.settings import with_block_size
-from twostroke.simulation.trace import is_trace, read_trace, requests_of_trace
-from twostroke.simulation.whole import check_readable
+from twostroke.simulation.settings import rehash_for_block_size
+from twostroke.simulation.trace import is_trace, read_trace, trace_requests
+from twostroke.simulation.whole import check_usable
 
 _KINDS_OF_FILE = "Name a Mooncake trace, or an event log that serve --event-log wrote."
 
@@ -73,7 +73,7 @@ def read_workload(options: SearchOptions, *, block_size: int, longest: int) -> S
     elif is_trace(path):
         with _named(path):
             entries = read_trace(path)[: options.num_requests]
-        requests, _ = requests_of_trace(entries, block_size=block_size, divisor=options.trace_divisor)
+        requests, _ = trace_requests(entries, block_size=block_size, divisor=options.trace_divisor)
         found = SearchWorkload(path.name, requests)
     elif not is_event_log(path):
         limit = "is neither a Mooncake trace nor an event log" if path.read_bytes().strip() else "is empty"
@@ -95,9 +95,9 @@ def _named(path: Path) -> Generator[None]:
 def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorkload:
     if options.trace_divisor != 1:
         raise InvalidParameter("trace_divisor", options.trace_divisor, "is for a trace; this is an event log")
-    with _named(path), one_history((path,), "workload"):
+    with _named(path), consistent_events((path,), "workload"):
         events = list(read_events(path))
-        check_readable(events)
+        check_usable(events)
         recording = recording_of(events)
     ran = [replace(one, ended_after_s=None) for one in recording.requests if one.num_outputs]
     few = too_few(len(ran))
@@ -107,7 +107,7 @@ def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorklo
     if max(before, block_size) % min(before, block_size):
         limit = f"is recorded with blocks of {before} tokens, which {block_size} does not fit"
         raise InvalidParameter("workload", str(path), limit, f"Give --block-size {before}.")
-    requests = with_block_size(ran[: options.num_requests], before, block_size)
+    requests = rehash_for_block_size(ran[: options.num_requests], before, block_size)
     without = sum(not one.num_outputs for one in recording.requests)
     return SearchWorkload(path.name, requests, num_without_tokens=without)
 
@@ -142,11 +142,11 @@ def _fitting(workload: SearchWorkload, options: SearchOptions, longest: int) -> 
         if shortest:
             limit += f"; its shortest has {shortest}"
         raise InvalidParameter(name, value, limit, remedy)
-    if len(fits) < LEAST_REQUESTS:
+    if len(fits) < MIN_REQUESTS:
         limit = f"has {counted(len(fits), 'request')} of at most {longest} tokens, the longest that a worker takes"
-        limit += f"; {WITH_FEWER}"
-        if options.workload is not None and len(workload.requests) < LEAST_REQUESTS:  # no setting adds requests
-            remedy = f"Name a trace of {LEAST_REQUESTS} requests or more."
+        limit += f"; {TOO_FEW_REASON}"
+        if options.workload is not None and len(workload.requests) < MIN_REQUESTS:  # no setting adds requests
+            remedy = f"Name a trace of {MIN_REQUESTS} requests or more."
         elif len(workload.requests) >= options.num_requests:  # the file may hold more
             remedy = f"Give more requests (--num-requests). {remedy}"
         raise InvalidParameter(name, value, limit, remedy)

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.config.kv_format import kv_format_warning
-from twostroke.planner.after_run import AfterRun
+from twostroke.planner.after_run import PlanComparison
 from twostroke.planner.back_test import errors
 from twostroke.planner.memory import KVKind, MemoryPlan
-from twostroke.planner.plan import MOST_VERIFIED, Asked, Plan
+from twostroke.planner.plan import MAX_VERIFIED_DRAFTS, Asked, Plan
 from twostroke.planner.prompt_cost import PromptCost
 from twostroke.planner.show_replay import cells, table_of
 from twostroke.planner.what_if import Change, PlanFigures
@@ -24,7 +24,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     console = console or Console()
     say = partial(print_line, console=console)
     memory, machine = plan.memory, plan.machine
-    dealt = " with whole experts" if memory.deals_experts else ""
+    dealt = " with whole experts" if memory.splits_by_expert else ""
     ranks = "" if memory.num_ranks == 1 else f", {memory.num_ranks} ranks{dealt} (memory is each rank's)"
     form = memory.dtype if memory.quantization is None else f"{memory.quantization}, {memory.dtype}"
     parameters = f"{memory.num_parameters / 1e6:,.1f} M parameters"
@@ -53,7 +53,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     say(f"\ndecoding, {plan.context} tokens of context each, up to {plan.most_requests} requests")
     print_table(_frontier(plan), console)
     requests = "1 request" if plan.verified_batch == 1 else f"{plan.verified_batch} requests"
-    end = "" if len(plan.verification) > MOST_VERIFIED else "; more drafts exceed --max-num-batched-tokens"
+    end = "" if len(plan.verification) > MAX_VERIFIED_DRAFTS else "; more drafts exceed --max-num-batched-tokens"
     say(f"\na decode step of {requests} that verifies drafts, {plan.context} tokens of context each{end}")
     print_table(_verification(plan), console)
     say("\nwhat a change would do (GB of weights, requests by their blocks, x: times what it is)")
@@ -195,7 +195,7 @@ def _memory(plan: Plan) -> Table:
     table.add_row("tables of the context", f"{memory.context_bytes:,}", "")
     if memory.reserve_bytes:
         table.add_row("reserve", f"{memory.reserve_bytes:,}", "with recorded passes")
-    blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_words}, {memory.layout.kv_format}"
+    blocks = f"{memory.num_blocks:,} blocks of {memory.layout.block_description}, {memory.layout.kv_format}"
     table.add_row("KV cache", f"{memory.kv_bytes:,}", blocks)
     kinds = ", ".join(_kind(kind) for kind in memory.kinds)
     table.add_row("KV per token", f"{memory.kv_bytes_per_token:,}", kinds)
@@ -276,7 +276,7 @@ def _share(part: int, whole: int) -> str:
     return f"{significant(100 * part / whole)}%"
 
 
-def print_after_run(after: AfterRun, console: Console | None = None) -> None:
+def print_after_run(after: PlanComparison, console: Console | None = None) -> None:
     """Print sizes, then times, as planned and as measured."""
     console = console or Console()
     console.print("\nafter the run: sizes, as planned and as the engine had them")
@@ -298,7 +298,7 @@ def print_after_run(after: AfterRun, console: Console | None = None) -> None:
     print_table(_floors(after), console)
 
 
-def _floors(after: AfterRun) -> Table:
+def _floors(after: PlanComparison) -> Table:
     table = plain_table(("",), ("steps", "median", "median floor", "floor of time", "nearest"))
     for kind in after.beside_floors:
         times = milliseconds(kind.median_s), milliseconds(kind.median_floor_s)

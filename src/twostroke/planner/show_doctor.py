@@ -16,9 +16,9 @@ from twostroke.planner.levers import Lever
 from twostroke.planner.signals import plain_signals
 from twostroke.tables import print_line
 
-_DEARER = 1.05
+_MIN_SHOWN_COST = 1.05
 """Factor on a figure above which a cost is printed."""
-_NEEDS_NOTHING = (Binding.NONE, Binding.COMPUTE)
+_WITHOUT_LEVERS = (Binding.NONE, Binding.COMPUTE)
 """Constraints that no setting loosens. For the others, a lever was tried, or none is known to help."""
 
 
@@ -65,7 +65,7 @@ def _lever_lines(found: Diagnosis) -> Iterator[str]:
 
 def _without_lever(found: Diagnosis) -> str:
     """Return the text that replaces a lever where none is offered."""
-    is_refused = found.remark.startswith(REFUSED) or not (found.has_tried or found.constraint in _NEEDS_NOTHING)
+    is_refused = found.remark.startswith(REFUSED) or not (found.has_predictions or found.constraint in _WITHOUT_LEVERS)
     is_open = is_refused or found.to_measure or limit_lines(found.signals)
     return "none that can be predicted" if is_open else "nothing to do"
 
@@ -97,7 +97,7 @@ def _effects(lever: Lever) -> Iterator[str]:
     if lever.before is not None and lever.after is not None:
         yield f"predicted: {_words(lever)}"
     for name, (before, after) in lever.costs.items():
-        if after > _DEARER * before:
+        if after > _MIN_SHOWN_COST * before:
             yield f"it costs: {name.replace('_', ' ').upper()} {before * 1e3:,.1f} ms to {after * 1e3:,.1f} ms"
     if not lever.is_exact:
         yield "answers would differ a little: see twostroke bench quality"

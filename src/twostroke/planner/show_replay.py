@@ -13,7 +13,7 @@ from rich.table import Table
 from twostroke.plain_words import counted
 from twostroke.planner.back_test import LIMIT, errors, unreliable
 from twostroke.planner.replay import Predicted, Replayed, figures
-from twostroke.planner.trace_replay import TraceReplayed
+from twostroke.planner.trace_replay import TraceReplayResult
 from twostroke.planner.words import significant
 from twostroke.tables import plain_table, print_line, print_table
 
@@ -39,7 +39,7 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
     )
     if found.unfinished:
         say(f"note: {found.unfinished} requests had not ended; they are taken to end with the tokens they had")
-    say_speed_and_what_ifs(say, found.back_test, found.what_ifs)
+    print_speed_and_what_ifs(say, found.back_test, found.what_ifs)
     withheld = [name for name in (*_TIMES, *_RATES, *_COUNTS) if name in _withheld(found)]
     if found.what_ifs and withheld:
         told = ", ".join(map(_label, withheld))
@@ -49,7 +49,7 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
     print_table(_table(found), console)
 
 
-def say_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, what_ifs: Sequence[Predicted]) -> None:
+def print_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, what_ifs: Sequence[Predicted]) -> None:
     """Print the speed of the simulation, and the settings of each what-if column."""
     say(f"simulated {significant(predicted.run.duration_s)} s in {significant(predicted.wall_s)} s")
     for i, other in enumerate(what_ifs):
@@ -147,7 +147,7 @@ def _cell(name: str, value: float | None) -> str:
     return significant(value) if name in _RATES else f"{value:,}"
 
 
-def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -> None:
+def print_replayed_trace(found: TraceReplayResult, console: Console | None = None) -> None:
     """Print what ran and what was left out, the source of the times, and the figures."""
     console = console or Console()
     say = partial(print_line, console=console)
@@ -160,15 +160,15 @@ def print_replayed_trace(found: TraceReplayed, console: Console | None = None) -
         if number:
             say(f"note: {number:,} more are left out: longer than {why}")
     say(f"step times of {memory.model} on {found.machine}: {found.predicted_by}")
-    say(f"KV memory: {memory.num_blocks:,} blocks of {memory.layout.block_words}, {memory.kv_bytes:,} bytes")
+    say(f"KV memory: {memory.num_blocks:,} blocks of {memory.layout.block_description}, {memory.kv_bytes:,} bytes")
     num_cached = figures(found.predicted.run)["num_cached_tokens"]
     say(f"prefix cache: {num_cached:,} prompt tokens found, {num_cached / found.num_prompt_tokens:.1%} of all")
-    say_speed_and_what_ifs(say, found.predicted, found.what_ifs)
+    print_speed_and_what_ifs(say, found.predicted, found.what_ifs)
     columns = {"by floors" if found.are_floors else "predicted": cells(figures(found.predicted.run))}
     print_table(table_of({**columns, **what_if_columns(found.what_ifs)}), console)
 
 
-def replayed_trace_json(found: TraceReplayed) -> dict[str, Any]:
+def replayed_trace_json(found: TraceReplayResult) -> dict[str, Any]:
     """Return the replay of a trace as JSON for programs; times in seconds."""
     return {
         "trace": found.trace,

@@ -19,7 +19,7 @@ from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.plain_words import counted
-from twostroke.planner.back_test import LEAST_REQUESTS, WITH_FEWER
+from twostroke.planner.back_test import MIN_REQUESTS, TOO_FEW_REASON
 from twostroke.planner.machine import memory_here, prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import TraceOptions
@@ -27,12 +27,12 @@ from twostroke.planner.replay import Predicted, predict
 from twostroke.planner.worker_kinds import calibrated_steps, not_calibrated, simulated_start
 from twostroke.simulation.requests import RecordedRun
 from twostroke.simulation.settings import WhatIf, check_rate_factor
-from twostroke.simulation.trace import num_tokens_of, read_trace, requests_of_trace
+from twostroke.simulation.trace import num_tokens_of, read_trace, trace_requests
 from twostroke.startup.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceReplayed:
+class TraceReplayResult:
     """Results of a trace replay."""
 
     trace: str
@@ -58,7 +58,7 @@ class TraceReplayed:
 
 def replay_trace(
     path: Path, config: EngineConfig, options: TraceOptions | None = None, what_ifs: Sequence[WhatIf] = ()
-) -> TraceReplayed:
+) -> TraceReplayResult:
     """Replay a whole trace, once with the settings as they are and once for each what-if.
 
     Args:
@@ -76,21 +76,21 @@ def replay_trace(
     entries = read_trace(path)
     divisor = options.trace_divisor
     # check that sizes divide before reading a model
-    requests_of_trace((), block_size=config.cache.block_size, divisor=divisor)
+    trace_requests((), block_size=config.cache.block_size, divisor=divisor)
     prepared = prepared_for(config, options.device_name)
     machine, memory, step_times, words = _machine(prepared, options)
     longest = memory.max_model_len
     block_size = prepared.layout.block_size
-    requests, num_left_out = requests_of_trace(entries, block_size=block_size, divisor=divisor, longest=longest)
+    requests, num_left_out = trace_requests(entries, block_size=block_size, divisor=divisor, longest=longest)
     if not requests:
         shortest = min(sum(num_tokens_of(entry, divisor)) for entry in entries)
         limit = f"holds no request of at most {longest} tokens, the longest that fits; its shortest has {shortest}"
         remedy = "Divide lengths (--trace-divisor), give more memory (--num-kv-blocks), or another model."
         raise InvalidParameter("trace", str(path), limit, remedy)
-    if what_ifs and len(requests) < LEAST_REQUESTS:
+    if what_ifs and len(requests) < MIN_REQUESTS:
         held = counted(len(requests), "request")
-        limit = f"has {held} of at most {longest} tokens, the longest that fits; {WITH_FEWER}"
-        remedy = f"Name a trace of {LEAST_REQUESTS} requests or more that fit, or leave --set out."
+        limit = f"has {held} of at most {longest} tokens, the longest that fits; {TOO_FEW_REASON}"
+        remedy = f"Name a trace of {MIN_REQUESTS} requests or more that fit, or leave --set out."
         raise InvalidParameter("trace", str(path), limit, remedy)
     max_context = prepared.longest_request
     num_beyond_context = sum(sum(num_tokens_of(entry, divisor)) > max_context for entry in entries)
@@ -99,7 +99,7 @@ def replay_trace(
     predicted = _with_progress(recording, step_times, WhatIf())
     for what_if in what_ifs:
         check_rate_factor(what_if, requests, predicted.run.duration_s)
-    return TraceReplayed(
+    return TraceReplayResult(
         trace=path.name,
         machine=machine,
         predicted_by=words,

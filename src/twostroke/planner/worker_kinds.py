@@ -130,7 +130,7 @@ def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) 
     step_times, words = calibrated_steps(prepared)
     if step_times is None and not options.calibration_files:
         raise not_calibrated(prepared, words)
-    if step_times is not None and _is_wanted(config.load, words, options, notes):
+    if step_times is not None and _is_requested(config.load, words, options, notes):
         yield WorkerKind(prepared.num_threads, prepared, step_times, words)
     for path in options.calibration_files:
         of_file = Calibration.read(path)
@@ -143,7 +143,7 @@ def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) 
             enable_expert_parallel=of_file.load.get("enable_expert_parallel", False),
         )
         words = f"calibrated: {path.name}"
-        if not _is_wanted(load, words, options, notes):
+        if not _is_requested(load, words, options, notes):
             continue
         if of_file.model != model_name(config.load.model):
             limit = f"is of {of_file.model}, not of {model_name(config.load.model)}"
@@ -156,7 +156,7 @@ def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) 
         yield WorkerKind(ready.num_threads, ready, of_file.step_times, words)
 
 
-def _is_wanted(load: LoadConfig, words: str, options: SearchOptions, notes: list[str]) -> bool:
+def _is_requested(load: LoadConfig, words: str, options: SearchOptions, notes: list[str]) -> bool:
     """Return whether workers of this number of ranks are asked for; otherwise add the reason to the notes."""
     size = load.tensor_parallel_size
     if options.rank_counts is None or size in options.rank_counts:

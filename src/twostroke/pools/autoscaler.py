@@ -29,7 +29,7 @@ from twostroke.config.checks import number, whole_number
 from twostroke.config.pools import ScalingConfig
 
 _MOST = float(1 << 53)
-_SHRINKS_BY = 10
+_DRAIN_DIVISOR = 10
 """Reciprocal of the share of the pool that is drained at a time: a tenth."""
 
 
@@ -240,7 +240,7 @@ def _wanted(
     if state.num_intervals_low < config.hold_intervals:
         return num_now, ScalingReason.HOLDING, state
     # most_wanted is below num_now: an interval that needed more would have ended the hold
-    num_wanted = max(state.most_wanted, num_now - max(1, num_now // _SHRINKS_BY))
+    num_wanted = max(state.most_wanted, num_now - max(1, num_now // _DRAIN_DIVISOR))
     return num_wanted, ScalingReason.DOWN, ScalingState()
 
 

@@ -39,11 +39,11 @@ from typing import NamedTuple
 
 from twostroke.config.pools import RoutingConfig
 from twostroke.pools.member import Member
-from twostroke.pools.route import PredictedWay, RouteRequest
+from twostroke.pools.route import RoutePrediction, RouteRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedLoad:
     """Load sent to a member since its last report, so that a burst counts before the member has received it."""
 
     num_prompt_tokens: int = 0
@@ -52,7 +52,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberStanding:
+class MemberState:
     """State of a member for the formulas, computed once per report."""
 
     member: Member
@@ -72,8 +72,8 @@ class MemberStanding:
 
     @classmethod
     def of(
-        cls, member: Member, placed: Placed, config: RoutingConfig, rate_of_kind: float | None = None
-    ) -> MemberStanding:
+        cls, member: Member, placed: PlacedLoad, config: RoutingConfig, rate_of_kind: float | None = None
+    ) -> MemberState:
         """Return a member's state after the requests placed there.
 
         Args:
@@ -108,14 +108,14 @@ class MemberStanding:
 class PrefillSide(NamedTuple):
     """A request at a member that may compute its prompt. A tuple, as DecodeSide, because each decision creates many."""
 
-    standing: MemberStanding
+    standing: MemberState
     num_cached_tokens: int
     queue_s: float
     prefill_s: float
     late_tokens: float
 
     @classmethod
-    def of(cls, standing: MemberStanding, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
+    def of(cls, standing: MemberState, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
         """Return the figures; at least one token is computed, because the first output token needs its state."""
         num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens - 1)
         prefill_s = (request.num_prompt_tokens - num_cached_tokens) * standing.prefill_s_per_token
@@ -126,7 +126,7 @@ class PrefillSide(NamedTuple):
 class DecodeSide(NamedTuple):
     """A request at a member that may decode it."""
 
-    standing: MemberStanding
+    standing: MemberState
     num_cached_tokens: int
     slot_s: float
     tail_s: float
@@ -135,7 +135,7 @@ class DecodeSide(NamedTuple):
     decode_s: float
 
     @classmethod
-    def of(cls, standing: MemberStanding, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
+    def of(cls, standing: MemberState, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
         """Return the figures, without checking that the request fits (`num_blocks_needed`)."""
         member = standing.member
         num_tail = request.num_prompt_tokens % max(member.block_size, request.block_size)
@@ -183,7 +183,7 @@ def goes_on_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> fl
     >>> from twostroke.pools.member import Role
     >>> member = Member(member_id="m", role=Role.BOTH, max_num_seqs=1, num_free_blocks=9, num_blocks=9, block_size=10,
     ...                 kv_bytes_per_token=1, num_layers=10, prefill_tokens_per_s=10)
-    >>> standing = MemberStanding.of(member, Placed(), RoutingConfig())
+    >>> standing = MemberState.of(member, PlacedLoad(), RoutingConfig())
     >>> request = RouteRequest(num_prompt_tokens=10, num_output_tokens=1, block_size=10)
     >>> goes_on_s(PrefillSide.of(standing, request, 0), DecodeSide.of(standing, request, 0), transfer_s=1.0)
     1.1
@@ -199,9 +199,9 @@ def hand_over_cost_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float
     return goes_on_s(prefill, decode, transfer_s) + config.hand_over_s + late_s + decode.decode_s
 
 
-def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> PredictedWay:
+def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> RoutePrediction:
     """Return the prediction with the figures of `local_cost_s`."""
-    return PredictedWay(
+    return RoutePrediction(
         prefill_id=None,
         decode_id=decode.standing.member.member_id,
         num_cached_tokens=here.num_cached_tokens,
@@ -223,11 +223,11 @@ def predicted_hand_over(
     transfer_s: float,
     config: RoutingConfig,
     assumed_bytes_per_s: float | None = None,
-) -> PredictedWay:
+) -> RoutePrediction:
     """Return the prediction with the figures of `hand_over_cost_s`; the last argument is the link's rate if not
     measured."""
     ttft_s = prefill.queue_s + prefill.prefill_s
-    return PredictedWay(
+    return RoutePrediction(
         prefill_id=prefill.standing.member.member_id,
         decode_id=decode.standing.member.member_id,
         num_cached_tokens=prefill.num_cached_tokens,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from twostroke.config.pools import RoutingConfig
 from twostroke.pools.member import Member
-from twostroke.pools.prediction import DecodeSide, MemberStanding, Placed, PrefillSide, local_cost_s
+from twostroke.pools.prediction import DecodeSide, MemberState, PlacedLoad, PrefillSide, local_cost_s
 from twostroke.pools.route import RouteRequest
 
 MIDDLING = RouteRequest(num_prompt_tokens=512, num_output_tokens=256)
@@ -62,13 +62,13 @@ class MembersByLoad:
         assert self._sorted == sorted((load, member_id) for member_id, load in self._loads.items())
 
 
-class Roster:
+class MemberList:
     """The members, with the requests placed at each since its last report, in three orders."""
 
     def __init__(self, config: RoutingConfig) -> None:
         self._config = config
-        self._standings: dict[str, MemberStanding] = {}
-        self._placed: dict[str, Placed] = {}
+        self._standings: dict[str, MemberState] = {}
+        self._placed: dict[str, PlacedLoad] = {}
         self.for_prefill = MembersByLoad()
         """Members that compute prompts for others."""
         self.for_decode = MembersByLoad()
@@ -86,7 +86,7 @@ class Roster:
     def __len__(self) -> int:
         return len(self._standings)
 
-    def __getitem__(self, member_id: str) -> MemberStanding:
+    def __getitem__(self, member_id: str) -> MemberState:
         """Return a member's state, including the requests placed there."""
         return self._standings[member_id]
 
@@ -104,16 +104,16 @@ class Roster:
         fastest = self._rate_of(member.kind)
         if member.kind:
             self._note_rate(member)
-        self._stand(member, Placed())
+        self._stand(member, PlacedLoad())
         if self._rate_of(member.kind) != fastest:
-            self._stand_unmeasured(member.kind)
+            self._update_unmeasured(member.kind)
 
-    def place(self, member_id: str, more: Placed) -> None:
+    def place(self, member_id: str, more: PlacedLoad) -> None:
         """Add a request to a member's load; ignore a member that has left."""
         standing = self._standings.get(member_id)
         if standing is None:
             return
-        before = self._placed.get(member_id, Placed())
+        before = self._placed.get(member_id, PlacedLoad())
         placed = replace(
             before,
             num_prompt_tokens=before.num_prompt_tokens + more.num_prompt_tokens,
@@ -127,7 +127,7 @@ class Roster:
         """Remove a member."""
         left = self._standings.pop(member_id, None)
         self._placed.pop(member_id, None)
-        self._leave_orders(member_id)
+        self._remove_from_orders(member_id)
         if left is not None:
             self._forget_rate(left.member)
 
@@ -154,22 +154,20 @@ class Roster:
             return
         self._rates[kind].remove(member.member_id)
         self._unmeasured[kind].discard(member.member_id)
-        self._stand_unmeasured(kind)
+        self._update_unmeasured(kind)
         if not len(self._rates[kind]) and not self._unmeasured[kind]:
             del self._rates[kind], self._unmeasured[kind]
 
-    def _stand_unmeasured(self, kind: str) -> None:
+    def _update_unmeasured(self, kind: str) -> None:
         """Recompute the members for which another member's rate is assumed."""
         for member_id in self._unmeasured.get(kind, ()):
-            self._stand(self._standings[member_id].member, self._placed.get(member_id, Placed()))
+            self._stand(self._standings[member_id].member, self._placed.get(member_id, PlacedLoad()))
 
-    def _stand(self, member: Member, placed: Placed) -> None:
+    def _stand(self, member: Member, placed: PlacedLoad) -> None:
         member_id, role = member.member_id, member.role
-        standing = self._standings[member_id] = MemberStanding.of(
-            member, placed, self._config, self._rate_of(member.kind)
-        )
+        standing = self._standings[member_id] = MemberState.of(member, placed, self._config, self._rate_of(member.kind))
         if not member.takes_requests:
-            self._leave_orders(member_id)
+            self._remove_from_orders(member_id)
             return
         here = PrefillSide.of(standing, MIDDLING, 0)
         if role.prefills_for_others:
@@ -185,7 +183,7 @@ class Roster:
             self.for_decode.remove(member_id)
             self.for_both.remove(member_id)
 
-    def _leave_orders(self, member_id: str) -> None:
+    def _remove_from_orders(self, member_id: str) -> None:
         for order in (self.for_prefill, self.for_decode, self.for_both):
             order.remove(member_id)
 

@@ -102,7 +102,7 @@ _ASSUMED_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedWay:
+class RoutePrediction:
     """Prediction for one way to run the request; seconds from now. The formulas are in prediction.py."""
 
     prefill_id: str | None
@@ -139,15 +139,15 @@ class Route:
     decode_id: str | None
     """Member that decodes, and also prefills without a hand-over; None: no member can take the request now."""
     reason: RouteReason
-    hand_over: PredictedWay | None
+    hand_over: RoutePrediction | None
     """Prediction for the cheapest hand-over; None if none was possible."""
-    local: PredictedWay | None
+    local: RoutePrediction | None
     """Prediction for the cheapest way without a hand-over."""
     detail: str = ""
     """Value, limit and remedy, if the request cannot be routed."""
 
     @property
-    def chosen(self) -> PredictedWay | None:
+    def chosen(self) -> RoutePrediction | None:
         """Prediction for the way that was chosen."""
         return None if self.decode_id is None else self.local if self.prefill_id is None else self.hand_over
 

@@ -1,6 +1,6 @@
 """Choice of the members that compute a request's prompt and decode it.
 
-    members' reports   ──► Roster ─── least loaded ──────────┐
+    members' reports   ──► MemberList ─── least loaded ──────────┐
     earlier routes     ──► PrefixDirectory ─ prefix holders ─┼─► candidates ─► cost of each way ─► cheapest: a Route
                                                              │   (prediction.py)
     rates of hand-overs ─► Links ────────────────────────────┘
@@ -39,7 +39,7 @@ from twostroke.pools.links import Links
 from twostroke.pools.member import Member
 from twostroke.pools.prediction import (
     DecodeSide,
-    Placed,
+    PlacedLoad,
     PrefillSide,
     hand_over_cost_s,
     local_cost_s,
@@ -47,8 +47,8 @@ from twostroke.pools.prediction import (
     predicted_hand_over,
     predicted_local,
 )
-from twostroke.pools.roster import MembersByLoad, Roster
-from twostroke.pools.route import PredictedWay, Route, RouteReason, RouteRequest
+from twostroke.pools.roster import MemberList, MembersByLoad
+from twostroke.pools.route import Route, RoutePrediction, RouteReason, RouteRequest
 from twostroke.pools.why_alone import why_alone
 
 REPORTS_EVERY_S = 0.2
@@ -75,7 +75,7 @@ class Router:
 
     def __init__(self, config: RoutingConfig) -> None:
         self._config = config
-        self._roster = Roster(config)
+        self._roster = MemberList(config)
         self._links = Links(config.max_links)
         self._prefixes = PrefixDirectory(max_holders=2 * config.num_candidates)
 
@@ -110,14 +110,14 @@ class Router:
         if decode_id in self._roster:
             member = self._roster[decode_id].member
             num_blocks = num_blocks_needed(request, member)
-            self._roster.place(decode_id, Placed(0 if prefill_id else num_tokens, 1, num_blocks))
-            if prefill_id is None or self._computes_alike(prefill_id, decode_id):
+            self._roster.place(decode_id, PlacedLoad(0 if prefill_id else num_tokens, 1, num_blocks))
+            if prefill_id is None or self._has_same_numerics(prefill_id, decode_id):
                 self._remember(decode_id, request)
         if prefill_id is not None and prefill_id in self._roster:
-            self._roster.place(prefill_id, Placed(num_tokens))
+            self._roster.place(prefill_id, PlacedLoad(num_tokens))
             self._remember(prefill_id, request)
 
-    def _computes_alike(self, prefill_id: str, decode_id: str) -> bool:
+    def _has_same_numerics(self, prefill_id: str, decode_id: str) -> bool:
         """Return whether two members' numerics are equal, so that KV from a hand-over is found by later requests."""
         giver, taker = (self._roster[i].member if i in self._roster else None for i in (prefill_id, decode_id))
         return giver is not None and taker is not None and giver.numerics == taker.numerics
@@ -156,7 +156,7 @@ class Router:
             return self._local_route(local, None, RouteReason.NO_FULL_BLOCK)
         pair = self._best_pair(request, keys, decodes)
         if pair is None:
-            return self._local_route(local, None, self._why_no_pair(request, local.decode_id))
+            return self._local_route(local, None, self._no_pair_reason(request, local.decode_id))
         giver, taker = (side.standing.member for side in pair[:2])
         handed = predicted_hand_over(*pair, self._config, self._links.assumed_bytes_per_s(giver, taker))
         if handed.cost_s < local.cost_s:
@@ -219,7 +219,7 @@ class Router:
                     best, best_key = (prefill, decode, transfer_s), key
         return best
 
-    def _why_no_pair(self, request: RouteRequest, decode_id: str) -> RouteReason:
+    def _no_pair_reason(self, request: RouteRequest, decode_id: str) -> RouteReason:
         """Return why no prefill member can compute the prompt for a decode member."""
         ready = [member_id for member_id in self._roster.for_prefill if member_id != decode_id]
         if not ready:
@@ -250,7 +250,7 @@ class Router:
             )
         return Route(prefill_id=None, decode_id=None, reason=reason, hand_over=None, local=None, detail=detail)
 
-    def _local_route(self, local: PredictedWay, handed: PredictedWay | None, reason: RouteReason) -> Route:
+    def _local_route(self, local: RoutePrediction, handed: RoutePrediction | None, reason: RouteReason) -> Route:
         return Route(prefill_id=None, decode_id=local.decode_id, reason=reason, hand_over=handed, local=local)
 
     def _holders(self, keys: Sequence[bytes], order: MembersByLoad) -> list[str]:

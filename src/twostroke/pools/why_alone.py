@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from twostroke.config.pools import RoutingConfig
 from twostroke.pools.prediction import DecodeSide, PrefillSide, hand_over_cost_s
-from twostroke.pools.route import PredictedWay, RouteReason, RouteRequest
+from twostroke.pools.route import RoutePrediction, RouteReason, RouteRequest
 
 
 def why_alone(
-    request: RouteRequest, pair: tuple[PrefillSide, DecodeSide, float], local: PredictedWay, config: RoutingConfig
+    request: RouteRequest, pair: tuple[PrefillSide, DecodeSide, float], local: RoutePrediction, config: RoutingConfig
 ) -> RouteReason:
     """Return the reason why the decode member computes the prompt.
 

@@ -112,7 +112,7 @@ class BranchBlocks:
         self._kv.page(group_id, to_id).copy_(self._kv.page(group_id, from_id))
 
 
-def with_branches(inputs: InputBatch, branches: Sequence[Branch], table: RequestTable) -> InputBatch:
+def append_branches(inputs: InputBatch, branches: Sequence[Branch], table: RequestTable) -> InputBatch:
     """Return the inputs of the pass: the requests' tokens, then those of the branches.
 
     ```

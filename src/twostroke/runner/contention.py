@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-LEAST_OWN_SHARE = 0.85
+MIN_OWN_SHARE = 0.85
 """Least share of its threads' processor time that a measurement gets on an idle machine."""
-MOST_OTHERS = 0.1
+MAX_OTHER_SHARE = 0.1
 """Share of all processors that other processes may keep busy; an idle machine stays below it."""
 MOST_WAIT_S = 10.0
 """Seconds to wait for other measurements, each of which takes less than a second."""
@@ -80,11 +80,11 @@ class Meter:
         wall_s, own_s = after.wall_s - before.wall_s, after.own_s - before.own_s
         if wall_s <= 0.0:
             return False
-        if own_s < LEAST_OWN_SHARE * wall_s * self._num_threads:
+        if own_s < MIN_OWN_SHARE * wall_s * self._num_threads:
             return True
         if before.busy_s is None or after.busy_s is None:
             return False
-        return after.busy_s - before.busy_s - own_s > MOST_OTHERS * wall_s * self._num_processors
+        return after.busy_s - before.busy_s - own_s > MAX_OTHER_SHARE * wall_s * self._num_processors
 
 
 @contextlib.contextmanager

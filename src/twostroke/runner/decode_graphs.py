@@ -33,12 +33,12 @@ log = get_logger(__name__)
 PART_ROWS = 1024
 """Partial results that a graph has room for, where contexts are split: 16 MiB for 32 heads of 128. Steps that need more
 read so much that launching their kernels no longer takes most of the time."""
-_ROOMIER = 4
+_PART_ROWS_RATIO = 4
 """Ratio of the partial results of two successive sizes of graphs. Each partial result of a layer is a program, whether
 a step needs it or not: a graph for 1,024 of them would launch 8,192 programs a layer where a step of one sequence has
 64."""
 _LEAST_PART_ROWS = 16
-_EVERY = 8
+_BUCKET_STEP = 8
 """Step between bucket sizes of decodes above this size."""
 MIXED_TOKENS = 1024
 """Most tokens of a recorded pass in which some sequence has several. A GPU takes as long for more of them as the host
@@ -120,8 +120,8 @@ def bucket_of(num_tokens: int) -> int:
     >>> [bucket_of(n) for n in (1, 2, 3, 5, 8, 9, 17, 64)]
     [1, 2, 4, 8, 8, 16, 24, 64]
     """
-    if num_tokens > _EVERY:
-        return -(-num_tokens // _EVERY) * _EVERY
+    if num_tokens > _BUCKET_STEP:
+        return -(-num_tokens // _BUCKET_STEP) * _BUCKET_STEP
     return 1 << (num_tokens - 1).bit_length()
 
 
@@ -153,8 +153,8 @@ def room_for(num_part_rows: int) -> int:
     [0, 16, 16, 64, 256, 1024]
     """
     room = PART_ROWS if num_part_rows else 0
-    while room // _ROOMIER >= max(num_part_rows, _LEAST_PART_ROWS):
-        room //= _ROOMIER
+    while room // _PART_ROWS_RATIO >= max(num_part_rows, _LEAST_PART_ROWS):
+        room //= _PART_ROWS_RATIO
     return room
 
 

@@ -1,4 +1,4 @@
-"""DraftingRunner: gets drafts from a proposer, and verifies them and their branches in the same pass."""
+"""SpeculativeModelRunner: gets drafts from a proposer, and verifies them and their branches in the same pass."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from twostroke.batch import BlockTableUpdate, RequestResult, ScheduledBatch, StepResult, TokenLogprobs
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.model.decoder import DecoderModel
-from twostroke.runner.branches import Branch, BranchBlocks, with_branches
+from twostroke.runner.branches import Branch, BranchBlocks, append_branches
 from twostroke.runner.input_batch import InputBatch, RequestRow, build_input_batch
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.launched_step import Draw, LaunchedStep
 from twostroke.runner.model_runner import ModelRunner, RunnerParts
 from twostroke.sampling.sampler import SampledTokens, Sampler
 from twostroke.sampling.state import SamplingState
-from twostroke.speculation.proposer import DraftRequest, Proposer, TargetRead, TargetStep, Watcher
+from twostroke.speculation.proposer import ComputedSpan, DraftRequest, Proposer, TargetStep, Watcher
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Path:
 
 
 @dataclass(slots=True, eq=False)
-class DraftedStep(LaunchedStep):
+class SpeculativeStep(LaunchedStep):
     """Step with drafts."""
 
     watcher: Watcher | None = None
@@ -53,7 +53,7 @@ class DraftedStep(LaunchedStep):
     """Accepted branches by row of the table, for rows that did not follow the chain."""
 
 
-class DraftingRunner(ModelRunner):
+class SpeculativeModelRunner(ModelRunner):
     """Runner of decided batches whose requests verify drafts.
 
     Args:
@@ -91,16 +91,16 @@ class DraftingRunner(ModelRunner):
         draft_time_s = time.perf_counter() - begin_s
         inputs = build_input_batch(batch, self._table)
         branches = self._branches.place(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
-        flat = with_branches(inputs, branches, self._table) if branches else inputs
+        flat = append_branches(inputs, branches, self._table) if branches else inputs
         input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
-        watcher = self._watcher_of(batch)
+        watcher = self._watcher_for(batch)
         begin_s = time.perf_counter()
         if watcher is None:
             hidden = self._prepare(flat, positions)(input_ids)
             features = hidden[:, :0]
         else:
             hidden, features = self._watched(watcher, flat, positions, input_ids)
-        step = DraftedStep(batch, inputs, hidden, begin_s)
+        step = SpeculativeStep(batch, inputs, hidden, begin_s)
         step.watcher, step.features, step.draft_time_s = watcher, features, draft_time_s
         if len(inputs.sampling_seqs):
             step.draw = self._draw(step, branches)
@@ -121,7 +121,7 @@ class DraftingRunner(ModelRunner):
         hidden = self._model.forward(input_ids, positions, attention, self._kv)
         return hidden, hidden[:, :0]
 
-    def _watcher_of(self, batch: ScheduledBatch) -> Watcher | None:
+    def _watcher_for(self, batch: ScheduledBatch) -> Watcher | None:
         """Return the watcher if it observes this step."""
         if self._watcher is None or not self._watcher.watches(batch.num_prefill_tokens > 0):
             return None
@@ -165,7 +165,7 @@ class DraftingRunner(ModelRunner):
             for row, drafts in zip(rows, self._proposer.propose(requests), strict=True):
                 self._table.put_drafts(row, drafts)
 
-    def _draw(self, step: DraftedStep, branches: Sequence[Branch]) -> Draw:
+    def _draw(self, step: SpeculativeStep, branches: Sequence[Branch]) -> Draw:
         """Prepare one draw for each request that reached its last known token, and one after each of its drafts."""
         inputs = step.inputs
         rows = [inputs.rows[seq] for seq in inputs.sampling_seqs.tolist()]
@@ -190,7 +190,7 @@ class DraftingRunner(ModelRunner):
 
     def _result_of(self, step: LaunchedStep) -> StepResult:
         result = super()._result_of(step)
-        assert isinstance(step, DraftedStep), f"{step}"
+        assert isinstance(step, SpeculativeStep), f"{step}"
         draft_time_s = step.draft_time_s
         if step.watcher is not None and step.features is not None:
             begin_s = time.perf_counter()
@@ -199,10 +199,10 @@ class DraftingRunner(ModelRunner):
             draft_time_s += time.perf_counter() - begin_s
         return replace(result, draft_time_s=draft_time_s)
 
-    def _reads(self, step: DraftedStep, results: Sequence[RequestResult]) -> list[TargetRead]:
+    def _reads(self, step: SpeculativeStep, results: Sequence[RequestResult]) -> list[ComputedSpan]:
         """Return the tokens of each request that were computed to stay: none after an error, and no rejected drafts."""
         inputs, taken = step.inputs, step.taken
-        reads: list[TargetRead] = []
+        reads: list[ComputedSpan] = []
         firsts, begins = inputs.query_start_loc.tolist(), inputs.positions[inputs.query_start_loc[:-1]].tolist()
         known = self._table.num_tokens[inputs.row_indexes].tolist()
         for seq, (row, result) in enumerate(zip(inputs.rows, results, strict=True)):
@@ -212,7 +212,7 @@ class DraftingRunner(ModelRunner):
                     first, num_tokens = taken[row.index].first, len(result.token_ids)
                 else:
                     num_tokens -= len(row.drafts) - max(0, len(result.token_ids) - 1)
-                reads.append(TargetRead(row.index, first, begins[seq], num_tokens, known[seq]))
+                reads.append(ComputedSpan(row.index, first, begins[seq], num_tokens, known[seq]))
         return reads
 
     def _token_results(self, step: LaunchedStep, draw: Draw, sampled: SampledTokens) -> dict[int, RequestResult]:
@@ -228,7 +228,7 @@ class DraftingRunner(ModelRunner):
         del draw
         results: dict[int, RequestResult] = {}
         rows: dict[int, RequestRow] = {}
-        assert isinstance(step, DraftedStep), f"{step}"
+        assert isinstance(step, SpeculativeStep), f"{step}"
         inputs, token_ids = step.inputs, sampled.token_ids.tolist()
         for seq in inputs.sampling_seqs.tolist():
             row, request_id = inputs.rows[seq], step.batch.requests[seq].request_id

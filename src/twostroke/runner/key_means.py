@@ -21,7 +21,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.config.rope import RopeConfig
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.attention import AttentionMetadata
-from twostroke.layers.elementwise import LEAST_POSITIONS, Rotary, Rotation
+from twostroke.layers.elementwise import MIN_POSITIONS, Rotary, Rotation
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.decoder import DecoderModel
 from twostroke.runner.kv_storage import KVStorage
@@ -90,13 +90,13 @@ def key_means(
         [num_kv_heads, head_dim] in the type of activations, by layer, for layers with `centers_keys`.
     """
     config = model.config
-    token_ids = token_ids[: min(LEAST_POSITIONS, config.max_context)]
+    token_ids = token_ids[: min(MIN_POSITIONS, config.max_context)]
     num_tokens = len(token_ids)
     specs = [spec.of_rank(split.size) for spec in config.kv_specs]
     kv_format = resolve_kv_format("auto", str(dtype).removeprefix("torch."))
     layout = KVLayout.of(specs, block_size=_BLOCK_SIZE, kv_format=kv_format)
     kv = KVStorage(layout, layout.run_blocks(num_tokens), device)
-    rows = kv.rows_of_runs(num_tokens)
+    rows = kv.contiguous_page_ids(num_tokens)
     attention = AttentionMetadata.build(
         query_start_loc=np.array([0, num_tokens], np.int32),
         seq_lens=np.array([num_tokens], np.int32),

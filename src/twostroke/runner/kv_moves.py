@@ -36,7 +36,7 @@ class KVMover:
         self._is_on_gpu = kv.tensor.device.type == "cuda"
         block_bytes = self._blocks.shape[1]
         self._slots = (
-            slots_in_pieces(num_slots, block_bytes, _pinned)
+            allocate_slots(num_slots, block_bytes, _pinned)
             if self._is_on_gpu
             else list(large_pages(num_slots * block_bytes).view(num_slots, -1))
         )
@@ -67,7 +67,7 @@ class KVMover:
             self._blocks[load.block_id].copy_(self._slots[load.slot], non_blocking=self._is_on_gpu)
 
 
-def slots_in_pieces(num_slots: int, slot_bytes: int, allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
+def allocate_slots(num_slots: int, slot_bytes: int, allocate: Callable[[int], torch.Tensor]) -> list[torch.Tensor]:
     """Return slots, uint8 [slot_bytes] each, in as many pieces of memory as needed.
 
     Whole pieces have the size of a power of two, so that only the last one is rounded up.

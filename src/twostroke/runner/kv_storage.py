@@ -93,7 +93,7 @@ class KVStorage:
             kv_format=self.layout.kv_format,
         )
 
-    def rows_of_runs(self, num_tokens: int, first_block: int = 0) -> list[list[int]]:
+    def contiguous_page_ids(self, num_tokens: int, first_block: int = 0) -> list[list[int]]:
         """Return page ids, per KV group, of a sequence in consecutive blocks from `first_block` on.
 
         It takes KVLayout.run_blocks(num_tokens) blocks.
@@ -110,7 +110,7 @@ class KVStorage:
         """Return a page, to read or to write: uint8 [layers, 2, num_kv_heads, bytes of a head]."""
         return self.tensors[group_id][page_id]
 
-    def bytes_of_pool(self) -> memoryview:
+    def pool_bytes(self) -> memoryview:
         """Return the bytes of the pool's blocks, writable; host memory only."""
         return self.tensor[: self.num_blocks].view(-1).numpy().data
 

@@ -16,7 +16,7 @@ from twostroke.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestStep:
+class StepLimits:
     """Limits of a step."""
 
     max_tokens: int
@@ -28,7 +28,7 @@ class LargestStep:
     """Most log-probabilities that a request may ask for."""
 
 
-def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[NewRequest, ...], ScheduledBatch]]:
+def largest_steps(size: StepLimits, layout: KVLayout) -> Iterator[tuple[tuple[NewRequest, ...], ScheduledBatch]]:
     """Yield three batches: most requests with equal shares of the tokens; most with one large share; fewest with all
     tokens.
 
@@ -48,9 +48,9 @@ def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[N
     most = max(fewest, min(size.max_rows, size.max_tokens))
     for step, lengths in enumerate(
         (
-            _dealt_out(size.max_tokens, most),
-            _piled_up(size.max_tokens, most, size.longest),
-            _dealt_out(size.max_tokens, fewest),
+            _even_lengths(size.max_tokens, most),
+            _front_loaded_lengths(size.max_tokens, most, size.longest),
+            _even_lengths(size.max_tokens, fewest),
         )
     ):
         requests = tuple(
@@ -59,7 +59,7 @@ def largest_steps(size: LargestStep, layout: KVLayout) -> Iterator[tuple[tuple[N
             for i in range(len(lengths))
         )
         scheduled = tuple(
-            _at_the_end(request.request_id, size.longest, length, layout)
+            _last_tokens(request.request_id, size.longest, length, layout)
             for request, length in zip(requests, lengths, strict=True)
         )
         yield requests, ScheduledBatch(step, scheduled, Limit.TOKENS, finished_request_ids=ended)
@@ -82,20 +82,20 @@ def _everything(max_logprobs: int) -> SamplingParams:
     )
 
 
-def _dealt_out(num_tokens: int, num_requests: int) -> list[int]:
+def _even_lengths(num_tokens: int, num_requests: int) -> list[int]:
     """Distribute tokens evenly over requests.
 
-    >>> _dealt_out(11, 4)
+    >>> _even_lengths(11, 4)
     [3, 3, 3, 2]
     """
     each, more = divmod(num_tokens, num_requests)
     return [each + (i < more) for i in range(num_requests)]
 
 
-def _piled_up(num_tokens: int, num_requests: int, longest: int) -> list[int]:
+def _front_loaded_lengths(num_tokens: int, num_requests: int, longest: int) -> list[int]:
     """Give the first requests as many tokens as possible, and the rest one each.
 
-    >>> _piled_up(11, 4, 100), _piled_up(11, 4, 6)
+    >>> _front_loaded_lengths(11, 4, 100), _front_loaded_lengths(11, 4, 6)
     ([8, 1, 1, 1], [6, 3, 1, 1])
     """
     lengths = [1] * num_requests
@@ -104,7 +104,7 @@ def _piled_up(num_tokens: int, num_requests: int, longest: int) -> list[int]:
     return lengths
 
 
-def _at_the_end(request_id: str, longest: int, num_tokens: int, layout: KVLayout) -> ScheduledRequest:
+def _last_tokens(request_id: str, longest: int, num_tokens: int, layout: KVLayout) -> ScheduledRequest:
     """Schedule the last tokens of a context."""
     tables = tuple(BlockTableUpdate(0, (0,) * layout.num_blocks_of_prefix(group, longest)) for group in layout.groups)
     return ScheduledRequest(request_id, Stroke.PREFILL, longest - num_tokens, num_tokens, 0, True, tables)

@@ -93,7 +93,7 @@ def _num_elements(model: ModelConfig, of_layers: Iterable[int]) -> int:
     return num_hidden * model.hidden_size + inputs + max(*of_layers, 5 * inputs)
 
 
-def card_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
+def gpu_step_bytes(model: ModelConfig, *, max_tokens: int, max_num_seqs: int, bytes_per_element: int) -> int:
     """Return the most memory that one step takes on a GPU besides weights and KV, by what Triton's kernels allocate.
 
     ```
@@ -135,7 +135,7 @@ def recorded_bytes(model: ModelConfig, *, max_tokens: int, bytes_per_element: in
 
 
 def _card_pass_bytes(model: ModelConfig, max_tokens: int, bytes_per_element: int) -> int:
-    """Return the part of `card_step_bytes` that is not logits."""
+    """Return the part of `gpu_step_bytes` that is not logits."""
     without_gate = 2 + 4 * _FLOAT32 // bytes_per_element
     of_layers = (
         max(

@@ -44,20 +44,20 @@ class CudaProbe:
     def around(self, work: Callable[[], object]) -> MemoryReading:
         """Measure around `work`. Other processes' memory may change meanwhile. It is counted afterwards, when CUDA has
         loaded the code that the work needed."""
-        self._let_go()
+        self._release_cached()
         torch.cuda.reset_peak_memory_stats(self._device)
         held = torch.cuda.memory_reserved(self._device)
         work()
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_reserved(self._device)
-        self._let_go()
+        self._release_cached()
         free, total = torch.cuda.mem_get_info(self._device)
         others = total - free - torch.cuda.memory_reserved(self._device)
         return MemoryReading(
             total_bytes=total, others_bytes=max(0, others), held_bytes=held, peak_bytes=max(0, peak - held)
         )
 
-    def _let_go(self) -> None:
+    def _release_cached(self) -> None:
         """Free segments that hold no tensors."""
         torch.cuda.synchronize(self._device)
         gc.collect()

@@ -1,8 +1,8 @@
 """Execution of a decided batch: prepare, forward, sample. Independent of particular models and policies.
 
-ModelRunner is the plain loop. Runners that do more are chosen at the start: DraftingRunner (runner/drafting.py)
-verifies drafts, RunnerAhead (runner/running_ahead.py) launches a step before the previous one has ended. The engine
-uses them as an Executor, below, in this process or as one of several ranks (runner/tensor_parallel.py).
+ModelRunner is the plain loop. Runners that do more are chosen at the start: SpeculativeModelRunner (runner/drafting.py)
+verifies drafts, AsyncModelRunner (runner/running_ahead.py) launches a step before the previous one has ended. The
+engine uses them as an Executor, below, in this process or as one of several ranks (runner/tensor_parallel.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RunnerParts:
     """CPUs of the computing thread; empty if it is not pinned."""
 
 
-class ModelThread:
+class ThreadPinning:
     """Pinning of the thread that computes steps, undone at the end: the offline API computes in its caller's thread."""
 
     def __init__(self, cpus: Collection[int]) -> None:
@@ -109,7 +109,7 @@ class ModelRunner:
     ) -> None:
         parts = parts or RunnerParts()
         self._graphs, self._mover = parts.graphs, parts.mover
-        self._thread = ModelThread(parts.cpus) if parts.cpus else None
+        self._thread = ThreadPinning(parts.cpus) if parts.cpus else None
         self._ready_s = 0.0
         self._model = model
         self._kv = kv
@@ -117,7 +117,7 @@ class ModelRunner:
         self._device = kv.tensor.device
         self._grammars = grammars
         self._table = RequestTable(kv.layout, max_model_len)
-        self._announced: dict[str, NewRequest] = {}
+        self._pending_requests: dict[str, NewRequest] = {}
         self._attention_layout = kv.attention_layout(model.num_heads)
         self._recomputer = KVRecomputer(model, kv, self._device) if kv.scratch_ids else None
         self._scorer = PromptScorer(model, sampler.vocab_size)
@@ -146,7 +146,7 @@ class ModelRunner:
 
         It gets none before, because that batch may be the one that ends an earlier request of the same id.
         """
-        self._announced[request.request_id] = request
+        self._pending_requests[request.request_id] = request
 
     def _add_row(self, request: NewRequest) -> None:
         rules = self._sampler.rules(request.params, request.bad_words_token_ids)
@@ -205,8 +205,8 @@ class ModelRunner:
         """Apply the batch's changes of requests: ended requests, new requests, changed block tables."""
         for request_id in batch.finished_request_ids:
             self._remove_row(request_id)
-        while self._announced:
-            self._add_row(self._announced.pop(next(iter(self._announced))))
+        while self._pending_requests:
+            self._add_row(self._pending_requests.pop(next(iter(self._pending_requests))))
         for scheduled in batch.requests:
             for update in scheduled.block_tables:
                 if update.block_ids:  # most steps open no block
@@ -217,7 +217,7 @@ class ModelRunner:
         """Forget a request. It has no row if the step that was to give it one failed."""
         row = self._table.try_remove(request_id)
         if row is None:
-            self._announced.pop(request_id, None)
+            self._pending_requests.pop(request_id, None)
         return row
 
     def _update_blocks(self, row: RequestRow, updates: Sequence[BlockTableUpdate]) -> None:

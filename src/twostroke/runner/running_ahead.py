@@ -1,4 +1,4 @@
-"""RunnerAhead: launches a step before the host knows the tokens of the previous one.
+"""AsyncModelRunner: launches a step before the host knows the tokens of the previous one.
 
 HostCopy copies a small tensor to the host: the copy starts at once and is waited for later.
 """
@@ -44,7 +44,7 @@ class HostCopy:
 
 
 @dataclass(slots=True, eq=False)
-class StepAhead(LaunchedStep):
+class AsyncStep(LaunchedStep):
     """Step that the next one may follow before it has ended.
 
     ```
@@ -59,16 +59,16 @@ class StepAhead(LaunchedStep):
     """Copy of `token_ids` to the host."""
     places: dict[int, int] = field(default_factory=dict[int, int])
     """Index in `token_ids` of the next token, by row of the table."""
-    drew_otherwise: bool = False
+    early_tokens_differ: bool = False
     """Whether a final token differs from the early one that the device continued with."""
     outcome: StepResult | Exception | None = None
     """Result or exception of the step; None until it has ended."""
 
 
-class RunnerAhead(ModelRunner):
+class AsyncModelRunner(ModelRunner):
     """Runner of decided batches that passes the tokens of a step to the next one on the device."""
 
-    _last: StepAhead | None = None
+    _last: AsyncStep | None = None
     """Last step launched."""
 
     @torch.inference_mode()
@@ -82,16 +82,16 @@ class RunnerAhead(ModelRunner):
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
         handed_on = self._places_handed_on(inputs, before)
         if handed_on is not None and before is not None:
-            input_ids = _with_handed_on(input_ids, before, self._to_device(handed_on))
+            input_ids = _with_early_tokens(input_ids, before, self._to_device(handed_on))
         begin_s = time.perf_counter()
         forward = self._prepare(inputs, positions)
         hidden = forward(input_ids)
         if before is not None:
             self._end(before)
-            if handed_on is not None and before.drew_otherwise:  # K and V are written to the same slots again
+            if handed_on is not None and before.early_tokens_differ:  # K and V are written to the same slots again
                 known = build_input_batch(batch, self._table)
                 hidden = forward(self._to_device(known.input_ids))
-        step = StepAhead(batch, inputs, hidden, begin_s)
+        step = AsyncStep(batch, inputs, hidden, begin_s)
         if len(inputs.sampling_seqs):
             states = [inputs.rows[seq].sampling for seq in inputs.sampling_seqs.tolist()]
             step.draw = Draw(self._logits(hidden, inputs.last_tokens(inputs.sampling_seqs)), states)
@@ -105,7 +105,7 @@ class RunnerAhead(ModelRunner):
     @torch.inference_mode()
     def finish(self, step: LaunchedStep) -> StepResult:
         """Wait for the oldest unfinished step."""
-        assert isinstance(step, StepAhead), f"{step}"
+        assert isinstance(step, AsyncStep), f"{step}"
         self._end(step)
         if isinstance(step.outcome, Exception):
             raise step.outcome
@@ -117,7 +117,7 @@ class RunnerAhead(ModelRunner):
         super().close()
         self._last = None
 
-    def _places_handed_on(self, inputs: InputBatch, before: StepAhead | None) -> np.ndarray | None:
+    def _places_handed_on(self, inputs: InputBatch, before: AsyncStep | None) -> np.ndarray | None:
         """Return each token's index among the tokens drawn by the previous step, -1 for tokens known on the host.
 
         int64 [num_tokens]; None if all are known.
@@ -132,7 +132,7 @@ class RunnerAhead(ModelRunner):
         places = np.array([before.places.get(row.index, 0) for row in inputs.rows], np.int64)
         return np.where(is_unknown, np.repeat(places, lens), -1)
 
-    def _end(self, step: StepAhead) -> None:
+    def _end(self, step: AsyncStep) -> None:
         """Wait for a step and keep its outcome; do nothing if that was done."""
         if step.outcome is not None:
             return
@@ -145,16 +145,16 @@ class RunnerAhead(ModelRunner):
 
     def _sampled(self, step: LaunchedStep, draw: Draw) -> SampledTokens:
         """Wait for tokens drawn early; draw now if that could not be enqueued."""
-        assert isinstance(step, StepAhead), f"{step}"
+        assert isinstance(step, AsyncStep), f"{step}"
         early = None if step.copy is None else step.copy.wait()
         if step.token_ids is not None and early is not None and bool((early >= 0).all()):
             scored = self._sampler.score(draw.logits, step.token_ids, draw.states)
             return replace(scored, token_ids=early)
-        step.drew_otherwise = early is not None
+        step.early_tokens_differ = early is not None
         return self._sampler.sample(draw.logits, draw.states)
 
 
-def _with_handed_on(input_ids: torch.Tensor, before: StepAhead, places: torch.Tensor) -> torch.Tensor:
+def _with_early_tokens(input_ids: torch.Tensor, before: AsyncStep, places: torch.Tensor) -> torch.Tensor:
     """Replace ids by the tokens that the previous step drew, where the places are not -1."""
     assert before.token_ids is not None
     drawn = before.token_ids.index_select(0, places.clamp(min=0)).clamp_(min=0)

@@ -57,7 +57,7 @@ class TensorParallelExecutor:
         self._runner, self._communicator, self._end_ranks = runner, communicator, end_ranks
         self._new: list[NewRequest] = []
         self._results: deque[StepResult] = deque()
-        self._is_lost = False
+        self._has_failed = False
 
     def add_request(self, request: NewRequest) -> None:
         """Announce a request; it is broadcast with the next batch."""
@@ -77,7 +77,7 @@ class TensorParallelExecutor:
             self._communicator.verify()
             self._results.append(result)
         except Exception:
-            self._is_lost = True
+            self._has_failed = True
             self._communicator.close()
             raise
 
@@ -90,7 +90,7 @@ class TensorParallelExecutor:
 
     def close(self) -> None:
         """Release memory and workers. A rank that has died since the last step is no error."""
-        if not self._is_lost:
+        if not self._has_failed:
             with suppress(RankLost):
                 self._communicator.broadcast(_ENCODER.encode(_Step([], None)))
         self._communicator.close()

@@ -75,18 +75,18 @@ def apply_filters(logits: Tensor, params: Sequence[SamplingParams]) -> None:
     has_top_k, has_top_p = bool((top_k < vocab_size).any()), bool((top_p < 1.0).any())
     if has_top_k or has_top_p:
         width = min(int(top_k.max()) + 1, vocab_size)  # one more shows whether an equal value follows the k-th
-        values = _falling(logits, width)  # [r, width]
+        values = _largest_descending(logits, width)  # [r, width]
         floor = torch.where(top_k < vocab_size, torch.maximum(floor, values.gather(-1, top_k - 1)), floor)
         if has_top_p:
             if width < vocab_size and bool((values[:, -1:] >= floor).any()):
-                values = _falling(logits, vocab_size)  # equals of the k-th may follow; top_p counts them
+                values = _largest_descending(logits, vocab_size)  # equals of the k-th may follow; top_p counts them
             num_kept = _num_in_nucleus(values, floor, top_p)
             floor = torch.maximum(floor, values.gather(-1, num_kept - 1))
-            _cut_equal_ones(logits, values, floor, num_kept)
+            _drop_surplus_ties(logits, values, floor, num_kept)
     exclude_below_(logits, floor)
 
 
-def _falling(logits: Tensor, width: int) -> Tensor:
+def _largest_descending(logits: Tensor, width: int) -> Tensor:
     """Return the largest values of each row in falling order. float32 [R, width]."""
     if logits.device.type != "cpu":
         return logits.topk(width, dim=-1).values
@@ -126,7 +126,7 @@ def _num_in_nucleus(values: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
     return left.sum(dim=-1, keepdim=True)
 
 
-def _cut_equal_ones(logits: Tensor, values: Tensor, threshold: Tensor, num_kept: Tensor) -> None:
+def _drop_surplus_ties(logits: Tensor, values: Tensor, threshold: Tensor, num_kept: Tensor) -> None:
     """Set surplus logits that equal the threshold to -inf, the highest token ids first."""
     surplus = ((values >= threshold).sum(dim=-1) - num_kept[:, 0]).tolist()
     for row, count in enumerate(surplus):

@@ -111,14 +111,14 @@ def ragged_argmax(values: Tensor, rows: Tensor, ids: Tensor, num_rows: int) -> T
     return ids.new_full((num_rows,), torch.iinfo(torch.int64).max).scatter_reduce_(0, rows, ids, "amin")
 
 
-def places_left(logits: Tensor) -> Tensor:
+def finite_indices(logits: Tensor) -> Tensor:
     """Return the indices in logits.view(-1) that are not -inf, rising. int64 [N]."""
     if logits.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(logits.numpy() > -np.inf))
-    return _places_of(logits > -torch.inf)
+    return _true_indices(logits > -torch.inf)
 
 
-def _places_of(is_wanted: Tensor) -> Tensor:
+def _true_indices(is_wanted: Tensor) -> Tensor:
     """Return the indices in is_wanted.view(-1) that are true, rising. bool [R, V]; int64 [N]."""
     if is_wanted.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(is_wanted.numpy()))  # six times as fast as torch.nonzero
@@ -153,7 +153,7 @@ def _keep_lowest_equals_(columns: Tensor, top: Tensor, values: Tensor, rows: Ten
     """
     top, values = top[rows], values[rows]
     floor = top[:, -1:]
-    places = _places_of(values == floor)
+    places = _true_indices(values == floor)
     row, column = places // values.shape[1], places % values.shape[1]
     first = torch.searchsorted(row, torch.arange(len(rows), device=row.device))  # first entry of each row in `places`
     place_in_top = (top > floor).sum(dim=-1)[row] + torch.arange(len(row), device=row.device) - first[row]

@@ -18,8 +18,8 @@ from twostroke.sampling.noise import GumbelNoise
 from twostroke.sampling.processors import process_logits
 from twostroke.sampling.rowwise import (
     SLICE_ELEMENTS,
+    finite_indices,
     lowest_argmax,
-    places_left,
     put_rows_,
     ragged_argmax,
     row_maxima,
@@ -146,7 +146,7 @@ class Sampler:
             if is_changed:
                 process_logits(some_logits, some_states)
                 emptied = _not_finite(row_maxima(some_logits))
-                errors |= {rows[i]: _why_empty(some_states[i]) for i in emptied}
+                errors |= {rows[i]: _no_token_error(some_states[i]) for i in emptied}
                 some_logits[emptied] = 0.0  # the draw of these rows is not used, but needs finite numbers
             put_rows_(token_ids, rows, self._choose(some_logits, some_states, self._exact))
         return token_ids, errors
@@ -256,7 +256,7 @@ class Sampler:
         """Draw for one slice of rows; overwrites the logits."""
         logits.sub_(row_maxima(logits)).div_(_temperatures(states, logits))
         apply_filters(logits, [state.rules.params for state in states])
-        places = places_left(logits)
+        places = finite_indices(logits)
         rows = places.div(self.vocab_size, rounding_mode="floor")
         token_ids = places - rows * self.vocab_size
         keys = self._keys(states).index_select(0, rows)
@@ -302,7 +302,7 @@ def _decided(token_ids: Tensor, logits: Tensor, states: Sequence[SamplingState],
     return token_ids
 
 
-def _why_empty(state: SamplingState) -> str:
+def _no_token_error(state: SamplingState) -> str:
     """Return the error of a request that has no token left to draw."""
     failure = "" if state.constraint is None else state.constraint.failure
     # the first line of the report only, because the rest quotes the schema

@@ -58,10 +58,10 @@ class SamplingRules:
         """
         rules = cls(params, vocab_size, _ids((i for i in eos_token_ids if i < vocab_size), vocab_size))
         if params.logit_bias or params.min_tokens or params.allowed_token_ids is not None or bad_words_token_ids:
-            return rules._restricted(bad_words_token_ids)
+            return rules._with_restrictions(bad_words_token_ids)
         return rules
 
-    def _restricted(self, bad_words_token_ids: Iterable[Sequence[int]]) -> Self:
+    def _with_restrictions(self, bad_words_token_ids: Iterable[Sequence[int]]) -> Self:
         """Return the rules with the parts that change logits."""
         params, vocab_size = self.params, self.vocab_size
         endings: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
@@ -226,7 +226,7 @@ class SamplingState:
         for length in rules.bad_prefix_lens:
             if length <= len(self._tail):
                 forbidden += rules.bad_endings.get(self._tail[len(self._tail) - length :], ())
-        if self._is_held_back:
+        if self._is_below_min_tokens:
             forbidden += rules.end_ids.tolist()
         return forbidden
 
@@ -234,7 +234,7 @@ class SamplingState:
     def changes_logits(self) -> bool:
         """Whether the logits must be changed before temperature for the next draw."""
         has_parts = self.counts is not None or self.constraint is not None
-        return has_parts or self.rules.changes_logits or self._is_held_back
+        return has_parts or self.rules.changes_logits or self._is_below_min_tokens
 
     @property
     def is_complete(self) -> bool:
@@ -242,7 +242,7 @@ class SamplingState:
         return self.constraint is not None and self.constraint.is_complete
 
     @property
-    def _is_held_back(self) -> bool:
+    def _is_below_min_tokens(self) -> bool:
         """Whether the output is shorter than min_tokens."""
         return self._num_output_tokens < self.rules.params.min_tokens
 

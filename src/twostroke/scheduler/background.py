@@ -25,7 +25,7 @@ from twostroke.cost.step_cost import NO_WORK, Layers, StepWork
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.request import Request
 from twostroke.scheduler.policy import Queue, QueueOrder, make_order
-from twostroke.scheduler.step_budget import LEAST_CHUNK, largest
+from twostroke.scheduler.step_budget import MIN_CHUNK, largest
 
 
 class TieredQueue:
@@ -65,7 +65,7 @@ class TieredQueue:
         assert all(request.arrival.background for request in self._background), "foreground in the background"
 
 
-class Tiers(QueueOrder):
+class TieredOrder(QueueOrder):
     """Two orders; requests of the second make room for those of the first.
 
     Args:
@@ -74,7 +74,7 @@ class Tiers(QueueOrder):
         room: rule for the number of background tokens in a step.
     """
 
-    def __init__(self, foreground: QueueOrder, background: QueueOrder, room: BackgroundRoom) -> None:
+    def __init__(self, foreground: QueueOrder, background: QueueOrder, room: BackgroundBudget) -> None:
         super().__init__()
         self.foreground = foreground
         self.background = background
@@ -108,7 +108,7 @@ class Tiers(QueueOrder):
         return self.background if request.arrival.background else self.foreground
 
 
-class BackgroundRoom(Protocol):
+class BackgroundBudget(Protocol):
     """Rule for the number of background tokens in a step."""
 
     def tokens(self, foreground: Iterable[ScheduledRequest], order: QueueOrder, typical_prompt: float) -> int:
@@ -122,7 +122,7 @@ class BackgroundRoom(Protocol):
         ...
 
 
-class AllRoom:
+class RemainingBudget:
     """Rule that grants the rest of the step's budget, for an engine without step times."""
 
     def __init__(self, max_num_batched_tokens: int) -> None:
@@ -133,7 +133,7 @@ class AllRoom:
         return self._most
 
 
-class TimedRoom:
+class TimedBackgroundBudget:
     """Rule that lengthens no step, and no wait for a first token, by more than a given share.
 
     Args:
@@ -176,7 +176,7 @@ class TimedRoom:
             lambda n: self._seconds(with_decodes + self._layers.work([(start, n, 1)])) <= limit_s,
             min(num_left, self._most),
         )
-        return num_decodes + (max(chunk, LEAST_CHUNK) if is_alone and not decodes else chunk)
+        return num_decodes + (max(chunk, MIN_CHUNK) if is_alone and not decodes else chunk)
 
     def _prompt_s(self, num_tokens: float) -> float:
         """Return the seconds of a typical prompt, computed in steps of the budget."""
@@ -202,11 +202,13 @@ def _next_prompt(running: Iterable[Request], waiting: Queue) -> tuple[int, int] 
     return None
 
 
-def open_background(
+def add_background_tier(
     foreground: QueueOrder, config: SchedulerConfig, step_times: PredictsSteps | None, layers: Layers | None
-) -> Tiers:
+) -> TieredOrder:
     """Add a background tier after the foreground. Its budget depends on step times if they are known."""
     most = config.max_num_batched_tokens
     if step_times is None or layers is None:
-        return Tiers(foreground, make_order(config), AllRoom(most))
-    return Tiers(foreground, make_order(config), TimedRoom(config.flex_slowdown, most, step_times, layers))
+        return TieredOrder(foreground, make_order(config), RemainingBudget(most))
+    return TieredOrder(
+        foreground, make_order(config), TimedBackgroundBudget(config.flex_slowdown, most, step_times, layers)
+    )

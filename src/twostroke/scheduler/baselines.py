@@ -8,7 +8,7 @@ from twostroke.batch import BlockTableUpdate, Limit, Stroke
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter
 from twostroke.request import Request
-from twostroke.scheduler.step_plan import ChunkedPrefill, HeadRefusal, SchedulerPart, StepPlan, TokenBudget
+from twostroke.scheduler.step_plan import AdmissionRefusal, ChunkedPrefill, SchedulerPart, StepPlan, TokenBudget
 
 
 class StaticGate(SchedulerPart):
@@ -21,12 +21,12 @@ class StaticGate(SchedulerPart):
     def __init__(self) -> None:
         self._is_forming = False
 
-    def refusal(self, num_running: int) -> HeadRefusal | None:
+    def refusal(self, num_running: int) -> AdmissionRefusal | None:
         """Refuse admission while a complete batch runs."""
         self._is_forming = self._is_forming or num_running == 0
         if self._is_forming:
             return None
-        return HeadRefusal(Limit.SEQS, f"seqs: static batch, {num_running} of it still running")
+        return AdmissionRefusal(Limit.SEQS, f"seqs: static batch, {num_running} of it still running")
 
     def closing(self, plan: StepPlan) -> None:
         """Complete the batch unless the budget cut it short."""
@@ -50,7 +50,7 @@ class WholePrefill(ChunkedPrefill):
         return num_tokens
 
 
-class ForgetfulPlan(StepPlan):
+class UncachedPlan(StepPlan):
     """Plan without a KV cache: every step of a request begins at its first token again."""
 
     __slots__ = ()
@@ -81,6 +81,6 @@ def variant_of(config: SchedulerConfig, keeps_computed_kv: bool) -> Variant:
     rule = ChunkedPrefill if config.enable_chunked_prefill else WholePrefill
     return Variant(
         rule(config.max_num_batched_tokens),
-        StepPlan if keeps_computed_kv else ForgetfulPlan,
+        StepPlan if keeps_computed_kv else UncachedPlan,
         StaticGate() if config.batching == "static" else None,
     )

@@ -1,6 +1,6 @@
 """Number of draft tokens that each request's next step verifies.
 
-`DraftTries` also decides when and for which request a draft is tried although drafts do not pay off: the text may
+`DraftProbes` also decides when and for which request a draft is tried although drafts do not pay off: the text may
 have become easy to predict.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Protocol
 
-from twostroke.batch import Commit, DraftDecision, DraftReason, ScheduledRequest, StepSeconds, Stroke
+from twostroke.batch import Commit, DraftDecision, DraftReason, ScheduledRequest, StepDurations, Stroke
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
 from twostroke.cost.acceptance import Acceptances, DraftPlan, best_plan
 from twostroke.cost.account import DraftAccount
@@ -21,7 +21,7 @@ from twostroke.request import Request, RequestStatus
 from twostroke.scheduler.step_plan import SchedulerPart, StepPlan
 
 
-class DraftTries:
+class DraftProbes:
     """Single drafts of single requests, with pauses that double while drafts are rejected.
 
     ```
@@ -91,7 +91,7 @@ class DraftTries:
             self._pause = max(self._FIRST_PAUSE, self._pause // 2)
             self._num_idle = 2 * self._pause
 
-    def begin_anew(self) -> None:
+    def reset_pause(self) -> None:
         """Reset the pause, since drafts pay off."""
         self._pause = self._FIRST_PAUSE
 
@@ -108,7 +108,7 @@ class DraftGate(Protocol):
         """Last decision with its reason; None if there was nothing to decide."""
         ...
 
-    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
+    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepDurations) -> None:
         """Learn from the outcome of a step."""
         ...
 
@@ -131,7 +131,7 @@ class FixedDrafts:
         """None, since nothing is decided."""
         return None
 
-    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
+    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepDurations) -> None:
         """Do nothing."""
 
     def forget(self, request_id: str) -> None:
@@ -150,7 +150,7 @@ class MeasuredDrafts:
 
     Until a few drafts are verified, only one request drafts. After that, at most four times as many requests draft as
     have drafted together before, because the time of drafting for more is unknown. If drafts do not pay off, one is
-    still tried now and then (DraftTries). Nothing is tried while drafting has a net loss of time, and nothing is
+    still tried now and then (DraftProbes). Nothing is tried while drafting has a net loss of time, and nothing is
     drafted at all while the loss is large.
     """
 
@@ -183,7 +183,7 @@ class MeasuredDrafts:
         self._draft_times = DraftingTimes()
         self._num_steps = self._next_cleaning = 0
         self._acceptances = Acceptances()
-        self._tries = DraftTries()
+        self._tries = DraftProbes()
         self._num_since_plain = 0
         """Steps with drafts since one without was timed."""
         self._num_tried = 0
@@ -210,11 +210,11 @@ class MeasuredDrafts:
         if not requests:
             return ()
         if self._step_times.num_learned(len(requests)) < self._BASE_SAMPLES:
-            return self._timed_without(requests)
+            return self._measure_without(requests)
         steps_left, num_requests = self._held
         if not steps_left or num_requests != len(requests):
             expected = self._acceptances.expected(request.request_id for request in requests)
-            read_s = self._to_read_s(requests)
+            read_s = self._catch_up_s(requests)
             plan = best_plan(
                 expected,
                 self._most,
@@ -225,25 +225,25 @@ class MeasuredDrafts:
             pays = plan.gain >= self._LEAST_GAIN
             if not self._account.is_stopped:
                 if self._num_tried < self._ENOUGH_TRIED:
-                    return self._taken(DraftReason.PROBE, plan, self._scouted(requests, plan.num_drafts))
+                    return self._taken(DraftReason.PROBE, plan, self._one_probe(requests, plan.num_drafts))
                 if pays and self._num_since_plain >= self._FRESH_STEPS * plan.gain:
-                    return self._timed_without(requests)
+                    return self._measure_without(requests)
                 if pays:
                     self._hold = self._FIRST_HOLD
-                    self._tries.begin_anew()
-                    wanted = self._with_try(requests, self._some(requests, plan.num_drafts))
+                    self._tries.reset_pause()
+                    wanted = self._with_probe(requests, self._some(requests, plan.num_drafts))
                     return self._taken(DraftReason.PAYS, plan, wanted)
             figures = plan.drafted_tokens, plan.drafted_seconds, plan.plain_seconds
             self._off = DraftDecision(DraftReason.OWES if pays else DraftReason.DOES_NOT_PAY, 0, *figures)
             steps_left, self._hold = self._hold, min(2 * self._hold, self._LAST_HOLD)
         self._held = steps_left - 1, len(requests)
-        wanted = self._with_try(requests, (0,) * len(requests))
+        wanted = self._with_probe(requests, (0,) * len(requests))
         self._decision = self._off
         if any(wanted):
             self._decision = replace(self._off, reason=DraftReason.PROBE, num_drafts=sum(wanted))
         return wanted
 
-    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
+    def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepDurations) -> None:
         self._num_steps += 1
         self._unbooked_s += seconds.step_s
         asked = {request.request_id: request.num_draft_tokens for request in scheduled if request.num_draft_tokens}
@@ -252,7 +252,7 @@ class MeasuredDrafts:
             return
         verified = [commit for commit in commits if commit.num_draft_tokens]
         num_drafts = sum(commit.num_draft_tokens for commit in verified)
-        num_stood = sum(map(self._num_stood, verified))
+        num_stood = sum(map(self._num_accepted, verified))
         drafting_s = self._learn_drafting(verified, scheduled, seconds.draft_s) if asked else 0.0
         self._drafted_last = asked.keys()
         num_decoding = sum(request.stroke is Stroke.DECODE for request in scheduled)
@@ -273,7 +273,7 @@ class MeasuredDrafts:
     def forget(self, request_id: str) -> None:
         self._acceptances.forget(request_id)
 
-    def _timed_without(self, requests: Sequence[Request]) -> tuple[int, ...]:
+    def _measure_without(self, requests: Sequence[Request]) -> tuple[int, ...]:
         """Return no drafts, to measure a step without them."""
         self._held = 0, 0
         self._decision = DraftDecision(DraftReason.UNKNOWN, 0, float(len(requests)), 0.0, 0.0)
@@ -285,7 +285,7 @@ class MeasuredDrafts:
         self._decision = DraftDecision(reason, sum(wanted), plan.tokens, plan.seconds, plan.plain_seconds)
         return wanted
 
-    def _scouted(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
+    def _one_probe(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
         """Return the drafts of one request only, and at least one: the other requests wait for its outcome."""
         known = [place for place, request in enumerate(requests) if request.request_id in self._acceptances]
         scout = known[0] if known else 0
@@ -295,7 +295,7 @@ class MeasuredDrafts:
     def _some(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> tuple[int, ...]:
         """Return the drafts of as many requests as may draft together."""
         places = [place for place, number in enumerate(num_drafts) if number]
-        chosen = set(places[: self._GROWTH * self._draft_times.most_together])
+        chosen = set(places[: self._GROWTH * self._draft_times.max_drafting_requests])
         for place in chosen:
             self._acceptances.begin(requests[place].request_id)
         return tuple(number if place in chosen else 0 for place, number in enumerate(num_drafts))
@@ -311,7 +311,7 @@ class MeasuredDrafts:
         assert seconds is not None, "asked before a step was timed"
         return seconds
 
-    def _to_read_s(self, requests: Sequence[Request]) -> float:
+    def _catch_up_s(self, requests: Sequence[Request]) -> float:
         """Return one request's share of a step for the reading that drafters do before the first draft."""
         num_tokens = sum(request.num_tokens for request in requests if request.request_id not in self._drafted_last)
         return num_tokens / len(requests) * self._draft_times.read_s / self._READ_SPREAD
@@ -344,7 +344,7 @@ class MeasuredDrafts:
         self._account.book(self._unbooked_s, lost_s, plain_s)
         self._unbooked_s = 0.0
 
-    def _num_stood(self, commit: Commit) -> int:
+    def _num_accepted(self, commit: Commit) -> int:
         """Return the number of accepted drafts of a request, after learning its acceptance from them."""
         num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
         is_cut = commit.finish_reason is not None and num_stood < commit.num_draft_tokens
@@ -360,7 +360,7 @@ class MeasuredDrafts:
             self._num_tried += num_stood + (num_stood < commit.num_draft_tokens)
         return num_stood
 
-    def _with_try(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
+    def _with_probe(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
         """Return the wanted drafts, with a single one for a request without any if a try is due."""
         place = self._tries.place(requests, wanted, may_begin=not self._account.owes)
         if place is None:
@@ -370,7 +370,7 @@ class MeasuredDrafts:
         return (*wanted[:place], 1, *wanted[place + 1 :])
 
 
-class DraftShares(SchedulerPart):
+class DraftScheduling(SchedulerPart):
     """The scheduler's part that gives decodes their drafts.
 
     Args:
@@ -392,7 +392,7 @@ class DraftShares(SchedulerPart):
             yield num_drafts
 
     def learn(
-        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
+        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepDurations
     ) -> None:
         """Pass the outcome of a step to the gate."""
         self._gate.learn(requests, commits, seconds)
@@ -401,7 +401,7 @@ class DraftShares(SchedulerPart):
         self._gate.forget(request.request_id)
 
 
-def make_drafts(config: SpeculativeConfig | None, max_drafts: int | None = None) -> DraftShares | None:
+def make_drafts(config: SpeculativeConfig | None, max_drafts: int | None = None) -> DraftScheduling | None:
     """Return the drafting part for these settings; None without speculation.
 
     Args:
@@ -411,5 +411,5 @@ def make_drafts(config: SpeculativeConfig | None, max_drafts: int | None = None)
     if config is None:
         return None
     if config.num_speculative_tokens == AUTO:
-        return DraftShares(MeasuredDrafts(min(MAX_AUTO_DRAFTS, max_drafts or MAX_AUTO_DRAFTS)))
-    return DraftShares(FixedDrafts(config.num_speculative_tokens))
+        return DraftScheduling(MeasuredDrafts(min(MAX_AUTO_DRAFTS, max_drafts or MAX_AUTO_DRAFTS)))
+    return DraftScheduling(FixedDrafts(config.num_speculative_tokens))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from twostroke.batch import Limit
 from twostroke.kv_cache.host_tier import TwoTierPrefixCache
 from twostroke.request import Request
-from twostroke.scheduler.step_plan import Admittance, HeadRefusal, SchedulerPart, StepPlan
+from twostroke.scheduler.step_plan import AdmissionRefusal, Admittance, SchedulerPart, StepPlan
 
 
 class Offload(SchedulerPart):
@@ -22,13 +22,13 @@ class Offload(SchedulerPart):
 
     def between_steps(self) -> None:
         """Make blocks findable that were prefetched during earlier passes: later passes begin when they are there."""
-        self._prefixes.take_in_prefetched()
+        self._prefixes.finish_prefetches()
 
     def closing(self, plan: StepPlan) -> None:
         """Attach the copies to a step."""
         plan.kv_moves = self._prefixes.take_moves(runs=bool(plan.shares))
 
-    def brought_back(self, plan: StepPlan, request: Request, verdict: Admittance) -> Admittance | HeadRefusal:
+    def load_offloaded(self, plan: StepPlan, request: Request, verdict: Admittance) -> Admittance | AdmissionRefusal:
         """Load the part of the head's prefix that is in host memory, and return how to proceed.
 
         If other requests compute, it is prefetched during their passes, so that no token waits for a copy, and with at
@@ -39,7 +39,7 @@ class Offload(SchedulerPart):
         if plan.shares:
             num_blocks = self._prefixes.prefetch(verdict.cached, request.block_hashes, plan.budget.limit)
             where = f"{num_blocks} of {len(verdict.cached.offloaded)} blocks in host memory"
-            return HeadRefusal(Limit.TOKENS, f"tokens: {where} of its prefix are fetched beside this step")
+            return AdmissionRefusal(Limit.TOKENS, f"tokens: {where} of its prefix are fetched beside this step")
         self._prefixes.load(verdict.cached, request.block_hashes)
         cached = self._prefixes.longest_prefix(request.block_hashes, request.num_tokens + request.num_pending_tokens)
         assert (cached.num_tokens, cached.offloaded) == (verdict.cached.num_tokens, []), f"{cached}, {verdict}"

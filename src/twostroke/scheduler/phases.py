@@ -33,16 +33,16 @@ from twostroke.errors import DoesNotFit, EngineError
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_cache.prefix_cache import CachedPrefix
 from twostroke.request import Request, RequestStatus
-from twostroke.scheduler.background import Tiers
+from twostroke.scheduler.background import TieredOrder
 from twostroke.scheduler.baselines import StaticGate, variant_of
-from twostroke.scheduler.drafts import DraftShares
+from twostroke.scheduler.drafts import DraftScheduling
 from twostroke.scheduler.offload import Offload
 from twostroke.scheduler.policy import make_order
 from twostroke.scheduler.step_budget import SloBudget
 from twostroke.scheduler.step_plan import (
+    AdmissionRefusal,
     Admittance,
     ChunkedPrefill,
-    HeadRefusal,
     SchedulerPart,
     StepPlan,
     TokenBudget,
@@ -72,7 +72,7 @@ class StepPhases:
         self._chunk_rule, self._plan_type, gate = variant_of(config, kv.keeps_computed_kv)
         # Every running request can have a token in every step.
         max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._admission = HeadAdmission(kv, self._chunk_rule, max_num_running, gate)
+        self._admission = AdmissionControl(kv, self._chunk_rule, max_num_running, gate)
         self._foreground = self._order = make_order(config)
         self._waiting, self._running = self._order.waiting, self._order.running
         decodes, prefills = (self._schedule_decodes,), (self._schedule_prefills, self._admit)
@@ -84,9 +84,9 @@ class StepPhases:
         self._parts: list[SchedulerPart] = [] if gate is None else [gate]
         """Enabled features beyond the plain loop, in the order in which they are called."""
         self._slo_budget: SloBudget | None = None
-        self._drafts: DraftShares | None = None
+        self._drafts: DraftScheduling | None = None
         self._offload: Offload | None = None
-        self._tiers: Tiers | None = None
+        self._tiers: TieredOrder | None = None
 
     def _token_budget(self, now_s: float) -> int:
         """Return the token budget of the next step."""
@@ -95,7 +95,7 @@ class StepPhases:
         waiting = self._foreground.waiting
         return self._slo_budget.tokens(now_s, self._foreground.running, waiting.first if len(waiting) else None)
 
-    def _schedule_background(self, plan: StepPlan, tiers: Tiers) -> None:
+    def _schedule_background(self, plan: StepPlan, tiers: TieredOrder) -> None:
         """Schedule background work in the budget that the foreground leaves."""
         plan.order = tiers.background
         taken = [share.scheduled for share in plan.shares.values()]
@@ -161,19 +161,19 @@ class StepPhases:
         while len(plan.order.waiting) and plan.refusal is None:
             plan.refusal = self._try_admit(plan, plan.order.waiting.first)
 
-    def _try_admit(self, plan: StepPlan, request: Request) -> HeadRefusal | None:
+    def _try_admit(self, plan: StepPlan, request: Request) -> AdmissionRefusal | None:
         refusal = plan.preempted()
         if refusal is not None:
             return refusal
-        while isinstance(verdict := self._consider(plan, request), HeadRefusal):
+        while isinstance(verdict := self._consider(plan, request), AdmissionRefusal):
             in_vain = plan.is_short or waits_for_update(request)
             victim = None if in_vain else self._order.displaced_by(request, verdict.limit)
             if victim is None:
                 return verdict
             self._preempt(plan, victim, by=request)
         if self._offload is not None:
-            verdict = self._offload.brought_back(plan, request, verdict)
-            if isinstance(verdict, HeadRefusal):
+            verdict = self._offload.load_offloaded(plan, request, verdict)
+            if isinstance(verdict, AdmissionRefusal):
                 return verdict
         cached = verdict.cached
         self._waiting.remove(request)
@@ -201,7 +201,7 @@ class StepPhases:
         plan.take(request, Stroke.PREFILL, verdict.num_tokens, updates)
         return None
 
-    def _consider(self, plan: StepPlan, request: Request) -> Admittance | HeadRefusal:
+    def _consider(self, plan: StepPlan, request: Request) -> Admittance | AdmissionRefusal:
         return self._admission.consider(request, plan.budget, len(self._running), self._prefills())
 
     def _prefills(self) -> list[Request]:
@@ -242,7 +242,7 @@ class StepPhases:
         self._kv.free(request.request_id)
 
 
-class HeadAdmission:
+class AdmissionControl:
     """Admission control: checks slots, budget and blocks, in this order.
 
     Args:
@@ -266,7 +266,7 @@ class HeadAdmission:
 
     def consider(
         self, request: Request, budget: TokenBudget, num_running: int, prefills: Iterable[Request]
-    ) -> Admittance | HeadRefusal:
+    ) -> Admittance | AdmissionRefusal:
         """Return how the head of the queue starts now, or why it does not.
 
         Args:
@@ -279,29 +279,29 @@ class HeadAdmission:
         if refusal is not None:
             return refusal
         if waits_for_update(request):
-            return HeadRefusal(Limit.KV, "kv: preempted, and the result of its last step is not known yet")
+            return AdmissionRefusal(Limit.KV, "kv: preempted, and the result of its last step is not known yet")
         num_tokens = request.num_tokens + request.num_pending_tokens
         cached = self._find_cached(request)
         num_promised = self._kv.num_blocks_to_compute(num_tokens, self._chunk_rule.max_tokens_per_step(num_tokens))
         num_needed = self._kv.num_blocks_to_admit(cached, num_promised)
         num_free = self._kv.num_free_blocks - sum(self._kv.num_blocks_outstanding(r.request_id) for r in prefills)
         if num_needed > num_free:
-            return HeadRefusal(Limit.KV, f"kv: needs {num_needed} blocks, {max(0, num_free)} are free")
+            return AdmissionRefusal(Limit.KV, f"kv: needs {num_needed} blocks, {max(0, num_free)} are free")
         num_left = num_tokens - cached.num_tokens
         num_now = self._chunk_rule.num_tokens_now(num_left, budget)
         if num_now == 0:
-            return HeadRefusal(Limit.TOKENS, f"tokens: needs {num_left} at once, {budget.remaining} are left")
+            return AdmissionRefusal(Limit.TOKENS, f"tokens: needs {num_left} at once, {budget.remaining} are left")
         return Admittance(cached, num_promised, num_now)
 
     def _find_cached(self, request: Request) -> CachedPrefix:
         num_tokens = request.num_tokens + request.num_pending_tokens
         return self._kv.find_cached(request.block_hashes if request.arrival.reads_prefix_cache else (), num_tokens)
 
-    def _slot_refusal(self, budget: TokenBudget, num_running: int) -> HeadRefusal | None:
+    def _slot_refusal(self, budget: TokenBudget, num_running: int) -> AdmissionRefusal | None:
         if budget.remaining <= 0:
-            return HeadRefusal(Limit.TOKENS, f"tokens: the budget of {budget.limit} is used up")
+            return AdmissionRefusal(Limit.TOKENS, f"tokens: the budget of {budget.limit} is used up")
         if num_running >= self._max_num_running:
-            return HeadRefusal(Limit.SEQS, f"seqs: {num_running} of {self._max_num_running} running")
+            return AdmissionRefusal(Limit.SEQS, f"seqs: {num_running} of {self._max_num_running} running")
         return None if self._gate is None else self._gate.refusal(num_running)
 
 
@@ -316,7 +316,7 @@ def waits_for_update(request: Request) -> bool:
     return is_last or request.num_draft_tokens > 0
 
 
-def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkedPrefill, max_model_len: int) -> int:
+def check_longest_fits(kv: KVCacheManager, chunk_rule: ChunkedPrefill, max_model_len: int) -> int:
     """Return the blocks of one request of the greatest length; check that the pool has as many.
 
     Raises:
@@ -325,14 +325,14 @@ def check_that_one_fits(kv: KVCacheManager, chunk_rule: ChunkedPrefill, max_mode
     needed = kv.num_blocks_to_compute(max_model_len, chunk_rule.max_tokens_per_step(max_model_len))
     if needed > kv.num_blocks:
         raise DoesNotFit(
-            f"max_model_len={max_model_len} needs {needed} KV blocks of {kv.layout.block_words}, "
+            f"max_model_len={max_model_len} needs {needed} KV blocks of {kv.layout.block_description}, "
             f"and there are {kv.num_blocks}. Lower max_model_len, or give the KV cache "
             f"{needed * kv.layout.bytes_per_block:,} bytes or more."
         )
     return needed
 
 
-def check_that_one_still_fits(kv: KVCacheManager, needed: int, max_model_len: int) -> None:
+def check_longest_still_fits(kv: KVCacheManager, needed: int, max_model_len: int) -> None:
     """Check that the longest request still fits after blocks were taken out of use.
 
     Raises:

@@ -31,7 +31,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
     TokensDelivered,
-    event_log_with_a_gap,
+    gap_error,
 )
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
@@ -144,7 +144,7 @@ def _feed(
         case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled() | MemorySampled() | TokensDelivered():
             pass
         case EventsDropped():
-            raise event_log_with_a_gap(event)
+            raise gap_error(event)
         case EngineStarted():
             raise AssertionError("one run at a time")
     return None

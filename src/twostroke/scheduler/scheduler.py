@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from twostroke.batch import UNTIMED, Commit, Limit, ScheduledBatch, StepSeconds
+from twostroke.batch import UNTIMED, Commit, Limit, ScheduledBatch, StepDurations
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_cost import Layers
@@ -32,12 +32,12 @@ from twostroke.cost.step_model import PredictsSteps
 from twostroke.kv_cache.manager import KVCacheManager, KVUsage
 from twostroke.kv_check import Suspects
 from twostroke.request import Arrival, FinishReason, Request, RequestStatus
-from twostroke.scheduler.background import open_background
+from twostroke.scheduler.background import add_background_tier
 from twostroke.scheduler.drafts import make_drafts
 from twostroke.scheduler.kv_checks import KVChecks
 from twostroke.scheduler.kv_handover import KVHandover
 from twostroke.scheduler.offload import Offload
-from twostroke.scheduler.phases import StepPhases, check_that_one_fits, check_that_one_still_fits
+from twostroke.scheduler.phases import StepPhases, check_longest_fits, check_longest_still_fits
 from twostroke.scheduler.policy import make_policy
 from twostroke.scheduler.step_budget import make_slo_budget
 from twostroke.scheduler.step_plan import SchedulerPart, StepPlan, StepShare
@@ -78,7 +78,7 @@ class Scheduler(StepPhases):
         super().__init__(config, kv)
         self._config, self._step_times, self._layers = config, step_times, layers
         self._max_model_len = max_model_len
-        self._num_for_longest = check_that_one_fits(kv, self._chunk_rule, max_model_len)
+        self._num_for_longest = check_longest_fits(kv, self._chunk_rule, max_model_len)
         self._key_of = make_policy(config, _prefill_s_of(step_times, layers))
         self._requests: dict[str, Request] = {}
         self._num_arrivals = self._num_steps = 0
@@ -135,7 +135,7 @@ class Scheduler(StepPhases):
         self._requests[request_id] = request = Request(arrival, self._key_of(arrival, self._num_arrivals))
         self._num_arrivals += 1
         if arrival.background and self._tiers is None:
-            self._tiers = self._order = open_background(self._order, self._config, self._step_times, self._layers)
+            self._tiers = self._order = add_background_tier(self._order, self._config, self._step_times, self._layers)
             self._waiting, self._running = self._order.waiting, self._order.running
         if arrival.lend_as is not None or arrival.import_id is not None:
             self._open_handover()
@@ -159,7 +159,7 @@ class Scheduler(StepPhases):
             self._schedule_background(plan, self._tiers)
         return self._close(plan)
 
-    def update(self, step: int, commits: Sequence[Commit], seconds: StepSeconds = UNTIMED) -> None:
+    def update(self, step: int, commits: Sequence[Commit], seconds: StepDurations = UNTIMED) -> None:
         """Apply the outcome of a step: one commit for each scheduled request that has not ended since.
 
         Steps are updated in the order in which they were decided. A commit of a request that has ended is ignored; one
@@ -230,7 +230,7 @@ class Scheduler(StepPhases):
         for request in started_over:
             self._start_over(request)
         self._kv.quarantine([block_id for block_id in block_ids if block_id is not None])
-        check_that_one_still_fits(self._kv, self._num_for_longest, self._max_model_len)
+        check_longest_still_fits(self._kv, self._num_for_longest, self._max_model_len)
         return Suspects(tuple(r.request_id for r in started_over), tuple(r.request_id for r in ended))
 
     def _close(self, plan: StepPlan) -> ScheduledBatch:
@@ -309,7 +309,7 @@ class Scheduler(StepPhases):
                 end = scheduled.num_computed_tokens + num_accepted
                 self._kv.roll_back(request.request_id, end)
                 request.num_computed_tokens = end
-            self._kv.name_blocks(request.request_id, request.block_hashes, end)
+            self._kv.cache_blocks(request.request_id, request.block_hashes, end)
         if commit.finish_reason is not None:
             self._end(request, commit.finish_reason)
 

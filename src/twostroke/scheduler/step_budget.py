@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
+from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepDurations
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import Layers, StepWork
 from twostroke.cost.step_model import PredictsSteps
@@ -124,7 +124,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
     return low
 
 
-LEAST_CHUNK = 16
+MIN_CHUNK = 16
 """Prompt tokens that go into a step regardless of the limit, so that prompts make progress."""
 QUANTILE = 0.99
 _SPREAD = 0.995
@@ -134,7 +134,7 @@ _ENOUGH = 100
 _OWN_STEP = 0.5
 """Share of the TTFT limit that a step without decodes may take."""
 SPARSEST = 4
-"""Longest interval, in steps, between chunks of a prompt if even LEAST_CHUNK is too much."""
+"""Longest interval, in steps, between chunks of a prompt if even MIN_CHUNK is too much."""
 _STRETCH = (0.3, 10.0)
 """Limits of the stretch; beyond them the chunk is not what makes steps long."""
 
@@ -148,7 +148,7 @@ class Prompt(NamedTuple):
     arrival_s: float
 
 
-class _Decided(NamedTuple):
+class _StepInFlight(NamedTuple):
     """A step in flight."""
 
     work: StepWork
@@ -181,7 +181,7 @@ class SloBudget(SchedulerPart):
         self._layers = layers
         self._itl_slo_s = itl_slo_s
         self._ttft_slo_s = ttft_slo_s
-        self._in_flight: dict[int, _Decided] = {}
+        self._in_flight: dict[int, _StepInFlight] = {}
         self._lateness = Lateness()
         """Lateness of steps with decodes."""
         self._num_spared = 0
@@ -229,7 +229,7 @@ class SloBudget(SchedulerPart):
 
         if not decodes:  # no request waits for a token, but one that arrives now waits for this step, then for another
             most = largest(lambda n: seconds(n) <= _OWN_STEP * (self._ttft_slo_s or 0.0), self._most)
-            return max(most, min(LEAST_CHUNK, self._most))
+            return max(most, min(MIN_CHUNK, self._most))
         if self._itl_slo_s is not None:
             limit_s = self._itl_slo_s
             chunk = largest(lambda n: seconds(n) <= limit_s, room)
@@ -237,13 +237,13 @@ class SloBudget(SchedulerPart):
             assert self._ttft_slo_s is not None, "a budget by limits has one"
             left_s = prompt.arrival_s + self._ttft_slo_s - now_s
             chunk = _smallest(lambda n: math.ceil(num_queued / n) * seconds(n) <= left_s, room)
-        least = min(LEAST_CHUNK, room)
-        if chunk < least and self._must_spare_decodes():
+        least = min(MIN_CHUNK, room)
+        if chunk < least and self._must_skip_prompts():
             return len(decodes)
         self._num_spared = 0
         return len(decodes) + max(chunk, least)
 
-    def _must_spare_decodes(self) -> bool:
+    def _must_skip_prompts(self) -> bool:
         """Return whether this step must have no prompt: too many steps were late, and the last prompt is recent.
 
         On a machine whose step times vary, even the smallest chunk may exceed the limit; with fewer chunks the
@@ -257,10 +257,10 @@ class SloBudget(SchedulerPart):
         """Remember the work of a step, to compare its time with the prediction."""
         if not batch.is_empty:
             work = self._layers.work_of(batch)
-            self._in_flight[batch.step] = _Decided(work, batch.num_prefill_tokens, batch.num_decode_tokens)
+            self._in_flight[batch.step] = _StepInFlight(work, batch.num_prefill_tokens, batch.num_decode_tokens)
 
     def learn(
-        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
+        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepDurations
     ) -> None:
         """Learn the duration of a step, without its drafting."""
         self.took(step, seconds.step_s - seconds.draft_s)
@@ -330,7 +330,7 @@ def _smallest(fits: Callable[[int], bool], most: int) -> int:
     A chunk that is too small pays the fixed cost of a step too often; one that is too large makes no step shorter.
     Therefore the function tries doublings, one after the other.
     """
-    count = LEAST_CHUNK
+    count = MIN_CHUNK
     while count < most:
         if fits(count):
             return count

@@ -16,7 +16,7 @@ from twostroke.batch import (
     Preemption,
     ScheduledBatch,
     ScheduledRequest,
-    StepSeconds,
+    StepDurations,
     Stroke,
 )
 from twostroke.kv_cache.prefix_cache import CachedPrefix
@@ -39,7 +39,7 @@ class TokenBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadRefusal:
+class AdmissionRefusal:
     """Reason why the head of the queue waits."""
 
     limit: Limit
@@ -118,7 +118,7 @@ class StepPlan:
         self.shares: dict[str, StepShare] = {}
         self.admitted: list[AdmittedRequest] = []
         self.preemptions: list[Preemption] = []
-        self.refusal: HeadRefusal | None = None
+        self.refusal: AdmissionRefusal | None = None
         """Reason why the head of the queue was not admitted."""
         self.is_cut = False
         """Whether the budget cut a prefill short."""
@@ -154,11 +154,11 @@ class StepPlan:
             if share.scheduled.num_draft_tokens:
                 request.num_draft_tokens = 0
 
-    def preempted(self) -> HeadRefusal | None:
+    def preempted(self) -> AdmissionRefusal | None:
         """Return a refusal in a step that had to preempt: an admission would take the blocks that were just missing."""
         if not self.is_short:
             return None
-        return HeadRefusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
+        return AdmissionRefusal(Limit.KV, f"kv: no block was left, preempted {len(self.preemptions)}")
 
 
 class SchedulerPart:
@@ -177,7 +177,7 @@ class SchedulerPart:
         """Handle the batch that a step became."""
 
     def learn(
-        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds
+        self, step: int, requests: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepDurations
     ) -> None:
         """Handle the outcome of a step, before it is accounted for."""
 

@@ -34,7 +34,7 @@ def after_gap(events: Sequence[Event]) -> list[Event]:
         return list(events)
     head = [event for event in events[:place] if isinstance(event, EngineStarted)]
     gap, behind = events[place], events[place + 1 :]
-    strangers = _Strangers()
+    strangers = _UnknownRequests()
     for event in behind:
         strangers.take(event)
     arrivals = (one.arrival(request_id, gap.time_s, gap.process) for request_id, one in strangers.found.items())
@@ -43,7 +43,7 @@ def after_gap(events: Sequence[Event]) -> list[Event]:
 
 
 @dataclass(slots=True)
-class _Stranger:
+class _UnknownRequest:
     """A request that arrived before the gap."""
 
     num_tokens: int
@@ -56,11 +56,11 @@ class _Stranger:
         return RequestArrived(time_s, process, request_id, arrival)
 
 
-class _Strangers:
+class _UnknownRequests:
     """Finder of the requests that appear without an arrival."""
 
     def __init__(self) -> None:
-        self.found: dict[str, _Stranger] = {}
+        self.found: dict[str, _UnknownRequest] = {}
         """Strangers in the order of their first appearance."""
         self.undecided: set[int] = set()
         """Steps whose decision was lost in the gap."""
@@ -88,7 +88,7 @@ class _Strangers:
         for share in batch.requests:
             if share.request_id not in self._arrived and share.request_id not in self.found:
                 num_tokens = brought.get(share.request_id, _num_tokens(share))
-                self.found[share.request_id] = _Stranger(num_tokens)
+                self.found[share.request_id] = _UnknownRequest(num_tokens)
 
     def _committed(self, event: StepCommitted) -> None:
         if event.step not in self._decided:

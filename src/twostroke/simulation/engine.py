@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepSeconds
+from twostroke.batch import Commit, ScheduledBatch, ScheduledRequest, StepDurations
 from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.errors import InvalidParameter
@@ -128,7 +128,7 @@ class SimulatedEngine:
         """Commit the tokens of a step that is over; return the requests that leave this engine, ended or not."""
         through: list[Live] = []
         batch, seconds = step.batch, step.end_s - step.begin_s
-        self.scheduler.update(batch.step, list(self._commits(step, through)), StepSeconds(seconds))
+        self.scheduler.update(batch.step, list(self._commits(step, through)), StepDurations(seconds))
         self.steps.append(
             StepSample(
                 end_s=step.end_s,

@@ -53,7 +53,7 @@ class SimulatedLender(LendingSide):
         """Begin and end of the computation of each part, by lease."""
         self._complete: dict[int, Lease] = {}
         self._reads: dict[int, _Read] = {}
-        self._may_be_over = False
+        self._may_have_ended = False
         """Set when a lease was killed or a reader left since the last `reap`."""
         self.step_s = (0.0, 0.0)
         """Begin and end of the last decided step."""
@@ -67,7 +67,7 @@ class SimulatedLender(LendingSide):
     def fetch(
         self, lease_id: int, taker: str, into: KVImport, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        """Start sending a prefix; return a function that cancels it, as in `FetchingSide`.
+        """Start sending a prefix; return a function that cancels it, as in `BorrowerSide`.
 
         Args:
             lease_id: the lease under which it is lent, or will be.
@@ -84,9 +84,9 @@ class SimulatedLender(LendingSide):
     def reap(self) -> list[int]:
         """Return the leases that have ended; their blocks no longer need to be held."""
         next_s, now_s = self.next_s, self._clock()
-        if not self._may_be_over and (next_s is None or now_s < next_s):
+        if not self._may_have_ended and (next_s is None or now_s < next_s):
             return []
-        self._may_be_over = False
+        self._may_have_ended = False
         for lease in self._complete.values():
             if lease.num_readers:
                 self._book.progress(lease, now_s)
@@ -105,7 +105,7 @@ class SimulatedLender(LendingSide):
                 times.append((begin_s, begin_s if lease.num_layers_ready == self._num_layers else end_s))
             if lease.is_complete:
                 self._complete[lease_id] = lease
-            self._may_be_over |= bool(lease.trouble)
+            self._may_have_ended |= bool(lease.trouble)
         if read is None:
             return
         lease = read.lease = read.lease or self._book.open(lease_id)
@@ -144,5 +144,5 @@ class SimulatedLender(LendingSide):
         self._link.drop(read.transfer)
         if read.lease is not None:
             self._book.close(read.lease)
-        self._may_be_over = True
+        self._may_have_ended = True
         read.is_done(Fetched(problem, read.transfer.num_bytes, busy_s=read.transfer.busy_s))

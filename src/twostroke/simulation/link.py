@@ -62,7 +62,7 @@ class Link:
 
     def begin(self, transfer: Transfer, now_s: float) -> None:
         """Start a transfer now."""
-        self._let_flow(now_s)
+        self._advance_to(now_s)
         self._transfers.append(transfer)
 
     def drop(self, transfer: Transfer) -> None:
@@ -72,7 +72,7 @@ class Link:
 
     def advance(self, to_s: float) -> list[Transfer]:
         """Advance the transfers to this time; return and forget those that are done."""
-        self._let_flow(to_s)
+        self._advance_to(to_s)
         done = [transfer for transfer in self._transfers if transfer.is_done]
         if done:
             self._transfers = [transfer for transfer in self._transfers if not transfer.is_done]
@@ -95,11 +95,11 @@ class Link:
         to_taker = Counter(transfer.taker for transfer in flowing)
         return [(t, self._bytes_per_s / max(from_giver[t.giver], to_taker[t.taker])) for t in flowing]
 
-    def _let_flow(self, to_s: float) -> None:
-        self._take_what_is_ready()
+    def _advance_to(self, to_s: float) -> None:
+        self._collect_ready_pieces()
         while (next_s := self._next_change_s()) is not None and next_s <= to_s:
             self._flow(next_s)
-            self._take_what_is_ready()
+            self._collect_ready_pieces()
         self._flow(max(self._now_s, to_s))
 
     def _flow(self, to_s: float) -> None:
@@ -111,7 +111,7 @@ class Link:
             transfer.busy_s += to_s - self._now_s
         self._now_s = to_s
 
-    def _take_what_is_ready(self) -> None:
+    def _collect_ready_pieces(self) -> None:
         for transfer in self._transfers:
             while transfer.pieces and transfer.pieces[0][0] <= self._now_s:
                 transfer.num_ready += transfer.pieces.popleft()[1]

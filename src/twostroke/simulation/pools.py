@@ -22,14 +22,14 @@ from itertools import product
 
 from twostroke.batch import NewRequest
 from twostroke.client.load import EngineLoad
-from twostroke.cluster.dispatcher import Dispatched, Dispatcher
+from twostroke.cluster.dispatcher import Dispatcher, DispatchResult
 from twostroke.cluster.routed_placer import ReadyWorker, RoutedPlacer
 from twostroke.config.checks import number
 from twostroke.config.pools import PoolConfig, RoutingConfig
 from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import EndHold, LenderFacts
+from twostroke.engine.handover_port import EndHold, LenderAddress
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, KVImportEnded, RequestRouted
@@ -83,7 +83,7 @@ class SimulatedPools:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOvers:
+class KVHandovers:
     """Totals of the KV hand-overs from the prefill pool to the decode pool."""
 
     num_requests: int
@@ -115,7 +115,7 @@ class PoolSimulation:
         ended: Callable[[], object] | None = None,
     ) -> None:
         if pools.prefill:
-            _check_hands_over(started)
+            _check_handover_settings(started)
         self._ended = ended or (lambda: None)
         self._now_s = 0.0
         self._max_num_seqs: int = started.scheduler["max_num_seqs"]
@@ -157,13 +157,13 @@ class PoolSimulation:
         )
         self._placer.joined_idle(idle, layout.prefix_tokens)
         self._report(worker)
-        lender, size = LenderFacts(Address(name=name), 0), layout.block_size
+        lender, size = LenderAddress(Address(name=name), 0), layout.block_size
         self._dispatcher.worker_ready(ReadyWorker(name, role, lender, size, prefix_tokens=layout.prefix_tokens))
 
     @property
-    def hand_overs(self) -> HandOvers:
+    def hand_overs(self) -> KVHandovers:
         """Hand-overs so far."""
-        return HandOvers(self._num_handed_over, self._num_fetched, self._num_bytes)
+        return KVHandovers(self._num_handed_over, self._num_fetched, self._num_bytes)
 
     def run(self, requests: Sequence[SimulatedRequest]) -> Run:
         """Run all requests, from the first arrival to the last end.
@@ -190,7 +190,7 @@ class PoolSimulation:
                 self._arrive(Live(waiting.popleft(), next(by_arrival)))
             while self._given_up and self._given_up[0][0] <= next_s:
                 self._carry_out(self._dispatcher.finish(self._given_up.popleft()[1], FinishReason.ABORT))
-            self._come_round()
+            self._run_until_idle()
             if not waiting and not self._num_live and not any(w.step or w.inbox for w in self._workers.values()):
                 break
         assert not self._num_live, f"{self._num_live} requests wait and can never run"
@@ -202,7 +202,7 @@ class PoolSimulation:
         """Check every process; if `is_over`, also that no process holds KV after the last leases have expired."""
         if is_over:
             self._now_s += LEASE_S
-            self._come_round()
+            self._run_until_idle()
         for worker in self._workers.values():
             worker.check_invariants(is_over=is_over)
 
@@ -216,7 +216,7 @@ class PoolSimulation:
         times += [time_s for time_s in ends if time_s is not None]
         return max(self._now_s, min(times)) if times else None
 
-    def _come_round(self) -> None:
+    def _run_until_idle(self) -> None:
         """Deliver messages and begin steps in all idle workers until nothing changes."""
         is_busy = True
         while is_busy:
@@ -253,7 +253,7 @@ class PoolSimulation:
         self._carry_out(self._dispatcher.take_in(worker.process, updates))
         self._report(worker)
 
-    def _carry_out(self, outcome: Dispatched) -> None:
+    def _carry_out(self, outcome: DispatchResult) -> None:
         for name, place in outcome.placed:
             self._num_handed_over += place.prefill is not None
             now_s = self._now_s
@@ -299,7 +299,7 @@ def _prefill_s_per_token(started: EngineStarted, layers: Layers, step_times: Pre
     return step_times.seconds(layers.work([(0, num_tokens, 1)])) / num_tokens
 
 
-def _check_hands_over(started: EngineStarted) -> None:
+def _check_handover_settings(started: EngineStarted) -> None:
     """Raise if the recorded engine's settings do not allow hand-overs, as in a server."""
     if not started.cache["enable_prefix_caching"]:
         remedy = "Add enable_prefix_caching=true, or leave prefill out."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
-    THESE_EVENTS,
+    UNNAMED_LOG,
     EngineStarted,
     Event,
     EventsDropped,
@@ -18,7 +18,7 @@ from twostroke.events import (
     RequestArrived,
     RequestFinishedByCaller,
     StepCommitted,
-    event_log_with_a_gap,
+    gap_error,
 )
 from twostroke.request import Arrival, FinishReason
 
@@ -105,7 +105,7 @@ class _Reader:
                 for request_id in event.suspects.ended:
                     self._end(request_id, FinishReason.ERROR, event.time_s)
             case EventsDropped():
-                raise event_log_with_a_gap(event)
+                raise gap_error(event)
             case KVImportBegan():
                 limit = "is that of an engine in a pool; one that ran by itself can be simulated from its log"
                 raise InvalidParameter("event_log", event.process, limit)
@@ -114,9 +114,9 @@ class _Reader:
 
     def recording(self) -> RecordedRun:
         if self._started is None:
-            raise InvalidParameter("event_log", THESE_EVENTS, "must begin with the start of an engine", _WHOLE)
+            raise InvalidParameter("event_log", UNNAMED_LOG, "must begin with the start of an engine", _WHOLE)
         if not self._watched:
-            raise InvalidParameter("event_log", THESE_EVENTS, "must hold a request", _WHOLE)
+            raise InvalidParameter("event_log", UNNAMED_LOG, "must hold a request", _WHOLE)
         watched = sorted(self._watched.values(), key=lambda one: one.arrival.arrival_time_s)
         begin_s = watched[0].arrival.arrival_time_s
         unfinished = sum(one.finish_reason is None for one in watched)

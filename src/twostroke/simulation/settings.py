@@ -31,9 +31,9 @@ _AT_ONCE = 0.01
 """Share of a run: requests that all arrive within less than this have no arrival rate."""
 _SIZES = ("block_size", "kv_cache_dtype")
 """Settings that change the size of a block."""
-_MOST_BLOCKS = 1 << 24
+_MAX_BLOCKS = 1 << 24
 """Limit for the number of blocks: a simulation keeps a few hundred bytes for each."""
-MOST_FACTOR = 1_000_000
+MAX_FACTOR = 1_000_000
 """Limit for the factors of the request rate and of step times."""
 _FORMATS: Mapping[str, KVFormat] = {"bf16": "bf16", "f32": "f32", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
@@ -139,15 +139,15 @@ class WhatIf:
     def _check_blocks(self, num_blocks: int, bytes_per_block: int) -> None:
         """Raise if the KV memory holds no block, or more than can be simulated; name the setting that causes it."""
         name = next((name for name in ("num_kv_blocks", "kv_cache_memory", *_SIZES) if name in self.settings), None)
-        if name is None or 1 <= num_blocks <= _MOST_BLOCKS:
+        if name is None or 1 <= num_blocks <= _MAX_BLOCKS:
             return
         blocks = f"blocks of {bytes_per_block:,} bytes"
-        limit = f"must make room for 1 to {_MOST_BLOCKS:,} KV {blocks}; it makes room for {num_blocks:,}"
+        limit = f"must make room for 1 to {_MAX_BLOCKS:,} KV {blocks}; it makes room for {num_blocks:,}"
         raise InvalidParameter(name, self.settings[name], limit)
 
     def _factor(self, name: str) -> float:
         value = self.settings.get(name, 1.0)
-        number(name, value, 0, MOST_FACTOR, f"a number, more than 0 and at most {MOST_FACTOR}", low_open=True)
+        number(name, value, 0, MAX_FACTOR, f"a number, more than 0 and at most {MAX_FACTOR}", low_open=True)
         return float(value)
 
 
@@ -173,7 +173,9 @@ def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], dur
     )
 
 
-def with_block_size(requests: Sequence[SimulatedRequest], before: int, after: int) -> tuple[SimulatedRequest, ...]:
+def rehash_for_block_size(
+    requests: Sequence[SimulatedRequest], before: int, after: int
+) -> tuple[SimulatedRequest, ...]:
     """Return the requests with block hashes for another block size.
 
     A chained hash also covers all tokens before its block, so every second hash is that of a block of twice the
@@ -185,10 +187,10 @@ def with_block_size(requests: Sequence[SimulatedRequest], before: int, after: in
     """
     if before == after:
         return tuple(requests)
-    return tuple(_renamed(request, before, after) for request in requests)
+    return tuple(_rehashed(request, before, after) for request in requests)
 
 
-def _renamed(request: SimulatedRequest, before: int, after: int) -> SimulatedRequest:
+def _rehashed(request: SimulatedRequest, before: int, after: int) -> SimulatedRequest:
     arrival = request.arrival
     num_prompt = len(arrival.block_hashes)
     names = [*arrival.block_hashes, *request.output_hashes]

@@ -64,15 +64,15 @@ class Simulation:
         while waiting or engine.has_work:
             while waiting and waiting[0].arrival.arrival_time_s <= now_s:
                 self._arrive(waiting.popleft(), next(by_arrival))
-            self._end_given_up(now_s)
+            self._abort_due(now_s)
             step = engine.decide(now_s)
             if step is not None:
                 for live in engine.take_in(step):
                     assert live.has_ended, f"{live.given.arrival.request_id} left the engine without an end"
-                    self._say_that_one_ended()
+                    self._report_end()
                 now_s = step.end_s
                 continue
-            later = [times for times in (_next_arrival(waiting), self._next_given_up()) if times is not None]
+            later = [times for times in (_next_arrival(waiting), self._next_abort()) if times is not None]
             if not later:
                 assert not engine.has_work, f"{engine.scheduler.num_waiting} requests wait and can never run"
                 break
@@ -87,16 +87,16 @@ class Simulation:
             self._given_up.append((arrival.arrival_time_s + request.ended_after_s, arrival.request_id))
             self._given_up = deque(sorted(self._given_up))
 
-    def _end_given_up(self, now_s: float) -> None:
+    def _abort_due(self, now_s: float) -> None:
         while self._given_up and self._given_up[0][0] <= now_s:
             _, request_id = self._given_up.popleft()
             if self._engine.finish(request_id):
-                self._say_that_one_ended()
+                self._report_end()
 
-    def _next_given_up(self) -> float | None:
+    def _next_abort(self) -> float | None:
         return self._given_up[0][0] if self._given_up else None
 
-    def _say_that_one_ended(self) -> None:
+    def _report_end(self) -> None:
         if self._ended is not None:
             self._ended()
 

@@ -29,7 +29,7 @@ MAX_LENGTH = 1 << 24
 """Limit for the tokens of a prompt or an output; larger values are taken for typing errors."""
 MAX_HASH_ID = (1 << 63) - 1
 
-_OF_THE_LENGTHS = {"input_length", "output_length", "hash_ids"}
+_LENGTH_FIELDS = {"input_length", "output_length", "hash_ids"}
 """Fields by which a trace differs from the other files that can be replayed."""
 _REMEDY = (
     'Each line is {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one per 512 prompt '
@@ -56,7 +56,7 @@ def is_trace(path: Path) -> bool:
             row: object = json.loads(next((line for line in lines if line.strip()), ""))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(row, dict) and not _OF_THE_LENGTHS.isdisjoint(cast(dict[str, object], row))
+    return isinstance(row, dict) and not _LENGTH_FIELDS.isdisjoint(cast(dict[str, object], row))
 
 
 def read_trace(path: Path) -> list[TraceEntry]:
@@ -117,7 +117,7 @@ def num_tokens_of(entry: TraceEntry, divisor: int = 1) -> tuple[int, int]:
     return -(-entry.input_length // divisor), max(1, -(-entry.output_length // divisor))
 
 
-def requests_of_trace(
+def trace_requests(
     lines: Sequence[TraceEntry], *, block_size: int, divisor: int = 1, longest: int | None = None
 ) -> tuple[tuple[SimulatedRequest, ...], int]:
     """Return the requests of a trace, and the number of those left out.

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from twostroke.errors import InvalidParameter
 from twostroke.events import (
-    THESE_EVENTS,
+    UNNAMED_LOG,
     EngineStarted,
     Event,
     EventsDropped,
     RequestArrived,
     StepCommitted,
     StepScheduled,
-    event_log_with_a_gap,
+    gap_error,
 )
 
 _AS_WRITTEN = "Give a file that --event-log wrote, as it was written."
@@ -29,7 +29,7 @@ def check_whole(events: Iterable[Event]) -> None:
     Raises:
         InvalidParameter: an event is missing; the message says where the first gap is.
     """
-    counted = _Counted()
+    counted = _CompletenessCheck()
     for event in events:
         counted.take(event)
 
@@ -43,10 +43,10 @@ def check_times(events: Iterable[Event]) -> None:
     earliest_s = min((event.time_s for event in events), default=0.0)
     if earliest_s < 0:
         limit = f"must hold times from 0 s on, where an engine's clock begins; the earliest is {earliest_s:.3f} s"
-        raise InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)
+        raise InvalidParameter("event_log", UNNAMED_LOG, limit, _AS_WRITTEN)
 
 
-def check_readable(events: Sequence[Event]) -> None:
+def check_usable(events: Sequence[Event]) -> None:
     """Raise if a history lacks the start of an engine, has impossible times, or has gaps that it does not announce.
 
     A flight recorder drops its oldest events and records that (EventsDropped); such a history only has to contain
@@ -58,7 +58,7 @@ def check_readable(events: Sequence[Event]) -> None:
     check_times(events)
     has_gap = any(isinstance(event, EventsDropped) for event in events)
     working = {event.process for event in events if isinstance(event, StepScheduled | StepCommitted)}
-    counted = {process: _Counted() for process in working}
+    counted = {process: _CompletenessCheck() for process in working}
     begun: set[str] = set()
     for event in events:
         if event.process not in working or isinstance(event, EventsDropped):
@@ -72,10 +72,10 @@ def check_readable(events: Sequence[Event]) -> None:
     times_s = [event.time_s for event in events if isinstance(event, StepScheduled | StepCommitted)]
     if times_s and min(times_s) == max(times_s):
         limit = f"must hold steps that took time; all of them are at {times_s[0]:.3f} s"
-        raise InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)
+        raise InvalidParameter("event_log", UNNAMED_LOG, limit, _AS_WRITTEN)
 
 
-class _Counted:
+class _CompletenessCheck:
     def __init__(self) -> None:
         self._has_begun = False
         self._next_step = 0
@@ -86,7 +86,7 @@ class _Counted:
 
     def take(self, event: Event) -> None:
         if isinstance(event, EventsDropped):
-            raise event_log_with_a_gap(event)
+            raise gap_error(event)
         if not self._has_begun and not isinstance(event, EngineStarted):
             raise _hole(event.time_s, "the start of the engine")
         match event:
@@ -124,9 +124,9 @@ class _Counted:
         if event.time_s < decided_s:
             limit = f"must hold results after their decisions; that of step {event.step} is at {event.time_s:.3f} s, "
             limit += f"decided at {decided_s:.3f} s"
-            raise InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)
+            raise InvalidParameter("event_log", UNNAMED_LOG, limit, _AS_WRITTEN)
 
 
 def _hole(time_s: float, missing: str) -> InvalidParameter:
     limit = f"must hold every event from the engine's start; it lacks {missing} before {time_s:.3f} s"
-    return InvalidParameter("event_log", THESE_EVENTS, limit, _AS_WRITTEN)
+    return InvalidParameter("event_log", UNNAMED_LOG, limit, _AS_WRITTEN)

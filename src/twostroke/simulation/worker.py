@@ -41,7 +41,7 @@ class World:
     """Lenders by process name."""
 
     def names(self, request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
-        """Return the recorded hashes of a request's full blocks; an implementation of `BlockNames`."""
+        """Return the recorded hashes of a request's full blocks; an implementation of `BlockHasher`."""
         del salt
         given, num_blocks = self.requests[request_id].given, len(token_ids) // block_size
         known = given.arrival.block_hashes[:num_blocks]
@@ -88,7 +88,7 @@ class SimulatedWorker:
     def begin_step(self) -> bool:
         """Begin a step if there is work; return whether a step began or a command was queued."""
         if self.engine.has_work:
-            self._ends.let_imports_in()
+            self._ends.start_waiting_imports()
             self.step = self.engine.decide(self._world.clock())
         if self.step is None:
             return bool(self.inbox)
@@ -106,7 +106,7 @@ class SimulatedWorker:
         for live in through:
             self._ends.ended(live.given.arrival.request_id)
         if not self.engine.has_work:  # there may be no other step
-            self._ends.let_imports_in()
+            self._ends.start_waiting_imports()
         return through
 
     def _obey(self, command: Command) -> None:
@@ -118,7 +118,7 @@ class SimulatedWorker:
                     self._ends.ended(request_id)
                 else:
                     self._ends.abort(request_id)
-                self._ends.let_imports_in()
+                self._ends.start_waiting_imports()
             case FetchKV() | DropKV() | KVFetched() | EndHold():
                 self._ends.obey(command)
             case other:
@@ -149,7 +149,7 @@ class SimulatedWorker:
             assert not self._fetching.num_waiting, f"{self.process} waits for {self._fetching.num_waiting} imports"
             assert not usage.num_used, f"{self.process} holds {usage}"
 
-    # ------------------------------------------------------------------ FetchingSide, and ImportLog
+    # ------------------------------------------------------------------ BorrowerSide, and ImportLog
 
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]

@@ -13,7 +13,7 @@ from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.speculation.reader import Reader, Reading
 
 
-class ReadTokens(Protocol):
+class ComputedTokens(Protocol):
     """Number of tokens of each sequence that the drafting layers have computed K and V of."""
 
     def num_read(self, request: DraftRequest) -> int:
@@ -30,7 +30,7 @@ class ReadTokens(Protocol):
         ...
 
 
-class ReadByTarget:
+class ComputedByTarget:
     """Drafting by the target's own layers, which have computed every token except the last."""
 
     def num_read(self, request: DraftRequest) -> int:
@@ -43,7 +43,7 @@ class ReadByTarget:
         """Do nothing, because nothing is kept."""
 
 
-class ReadByDraftModel:
+class ComputedByDraftModel:
     """Drafting by a separate model: it prefills a prompt when first asked for drafts, and keeps K and V of accepted
     drafts."""
 
@@ -89,7 +89,7 @@ class ChainProposer:
         max_tokens: most known tokens to compute in one step.
     """
 
-    def __init__(self, reader: Reader, tokens: ReadTokens, sampler: Sampler, *, max_tokens: int) -> None:
+    def __init__(self, reader: Reader, tokens: ComputedTokens, sampler: Sampler, *, max_tokens: int) -> None:
         self._reader = reader
         self._tokens = tokens
         self._sampler = sampler

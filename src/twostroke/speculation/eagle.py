@@ -18,7 +18,7 @@ from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
 from twostroke.speculation.reader import TargetTable
-from twostroke.speculation.wakefulness import Wakefulness
+from twostroke.speculation.wakefulness import ObservationPolicy
 
 
 class _Place(NamedTuple):
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadMemory:
+class EagleKV:
     """K and V of the head, stored in parallel to the target's pages."""
 
     kv: KVTensors
@@ -69,7 +69,7 @@ class EagleProposer:
     def __init__(
         self,
         head: EagleHead,
-        memory: HeadMemory,
+        memory: EagleKV,
         history: FeatureHistory,
         sampler: Sampler,
         device: torch.device,
@@ -81,14 +81,14 @@ class EagleProposer:
         self._sampler = sampler
         self._device = device
         self._operators = head.attention
-        self._wakefulness = Wakefulness()
+        self._wakefulness = ObservationPolicy()
         self._has_read: dict[int, range] = {}
         """Positions whose K and V the head computed for the row's sequence, by row."""
         self._is_read = np.zeros(memory.num_pages, bool)
         """Pages of which it has read every position, since the target last wrote them."""
 
     def watches(self, reads_prompts: bool) -> bool:
-        return reads_prompts or self._wakefulness.is_awake
+        return reads_prompts or self._wakefulness.is_observing
 
     def observe(self, step: TargetStep) -> None:
         """Keep the features of a step; nothing is read yet."""
@@ -101,7 +101,7 @@ class EagleProposer:
                 self._is_read[self._table.pages(table[read.row, opened:behind])] = False
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        if not self._wakefulness.is_awake:  # pages that the target wrote meanwhile are unknown
+        if not self._wakefulness.is_observing:  # pages that the target wrote meanwhile are unknown
             self._is_read[:] = False
         self._wakefulness.asked()
         places = {i: place for i, request in enumerate(requests) if (place := self._unread(request)) is not None}

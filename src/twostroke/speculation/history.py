@@ -22,7 +22,7 @@ class _Step:
         self.features: Tensor | None = features
 
 
-class _Piece(NamedTuple):
+class _FeatureSpan(NamedTuple):
     """Consecutive positions of a sequence, computed in one step."""
 
     step: _Step
@@ -60,7 +60,7 @@ class FeatureHistory:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._steps: deque[_Step] = deque()
-        self._pieces: dict[int, deque[_Piece]] = {}
+        self._pieces: dict[int, deque[_FeatureSpan]] = {}
 
     def add(self, step: TargetStep) -> None:
         """Add the features of a computed step."""
@@ -79,7 +79,7 @@ class FeatureHistory:
             while pieces and (pieces[0].step.features is None or pieces[-1].end != begin):
                 pieces.popleft()
             if num_tokens:
-                pieces.append(_Piece(kept, first, begin, num_tokens))
+                pieces.append(_FeatureSpan(kept, first, begin, num_tokens))
 
     def forget(self, row: int) -> None:
         """Drop a sequence that has ended, or will be computed again."""

@@ -12,7 +12,7 @@ from twostroke.model.medusa import MedusaHeads
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
-from twostroke.speculation.wakefulness import Wakefulness
+from twostroke.speculation.wakefulness import ObservationPolicy
 
 _LEAST_BRANCH = 2
 """Least slots of a branch: the last known token again, and one draft."""
@@ -29,10 +29,10 @@ class MedusaProposer:
         self._sampler = sampler
         self._hidden: dict[int, tuple[int, Tensor, int]] = {}
         """Known tokens at that time, states [some rows, hidden_size] and the index of the row's own, by row."""
-        self._wakefulness = Wakefulness()
+        self._wakefulness = ObservationPolicy()
 
     def watches(self, reads_prompts: bool) -> bool:
-        return reads_prompts or self._wakefulness.is_awake
+        return reads_prompts or self._wakefulness.is_observing
 
     def observe(self, step: TargetStep) -> None:
         self._wakefulness.shown(step)

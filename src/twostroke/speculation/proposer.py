@@ -76,7 +76,7 @@ class Proposer(Protocol):
         ...
 
 
-class TargetRead(NamedTuple):
+class ComputedSpan(NamedTuple):
     """Tokens of one sequence computed in a step, without rejected drafts; a tuple, because each step makes many."""
 
     row: int
@@ -102,7 +102,7 @@ class TargetStep:
     """[num_tokens, hidden_size]: hidden states after the final norm."""
     features: Tensor
     """[num_tokens, feature layers x hidden_size]: the inputs of the requested layers, side by side."""
-    reads: Sequence[TargetRead]
+    reads: Sequence[ComputedSpan]
     block_tables: Sequence[npt.NDArray[np.int32]]
     """[rows, max_blocks] for each KV group of the target; views that later steps change."""
 

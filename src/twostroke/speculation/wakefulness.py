@@ -5,26 +5,26 @@ from __future__ import annotations
 from twostroke.speculation.proposer import TargetStep
 
 
-class Wakefulness:
+class ObservationPolicy:
     """Count of steps since drafts were last wanted; after some, observing stops, because it costs a small step 5 %.
 
     Steps with several tokens of a sequence do not count: prompts are observed in any case, and accepted drafts were
     asked for.
 
-    >>> wakefulness = Wakefulness()
-    >>> wakefulness.is_awake
+    >>> wakefulness = ObservationPolicy()
+    >>> wakefulness.is_observing
     True
     """
 
-    _AWAKE_STEPS = 8
+    _OBSERVED_STEPS = 8
 
     def __init__(self) -> None:
         self._num_unasked = 0
 
     @property
-    def is_awake(self) -> bool:
+    def is_observing(self) -> bool:
         """Whether it observes the next step, whatever that computes."""
-        return self._num_unasked < self._AWAKE_STEPS
+        return self._num_unasked < self._OBSERVED_STEPS
 
     def asked(self) -> None:
         """Record that drafts are wanted."""

@@ -27,7 +27,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.facts import NOTE, EngineFacts
-from twostroke.engine.handover_port import LenderFacts
+from twostroke.engine.handover_port import LenderAddress
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_self_check import KVSelfCheck
 from twostroke.engine.pool_engine import PoolEngine
@@ -51,8 +51,14 @@ from twostroke.runner.memory_probe import MemoryProbe, probe_of
 from twostroke.runner.model_runner import Executor, InProcessExecutor, ModelRunner
 from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.startup.calibrated import Pace, pace_of
-from twostroke.startup.handover_ends import HandoverEnds, identity_facts, numerics_facts, open_ends, shared_memory_for
+from twostroke.startup.calibrated import Pace, latency_model
+from twostroke.startup.handover_ends import (
+    HandoverEnds,
+    build_handovers,
+    identity_facts,
+    numerics_facts,
+    shared_memory_for,
+)
 from twostroke.startup.loading import load_rank
 from twostroke.startup.measured_memory import Sized
 from twostroke.startup.memory import account_for_memory, check_weights_fit, free_memory
@@ -94,7 +100,7 @@ class BuiltEngine:
     facts: EngineFacts
     tokenizer: Tokenizer
     grammars: GrammarBackend
-    lender: LenderFacts | None
+    lender: LenderAddress | None
     """Address at which its KV can be fetched; None: it lends none."""
     geometry: KVGeometry | None
     """Identity, numerics and layout of its KV, in a pool."""
@@ -104,9 +110,9 @@ class BuiltEngine:
 
 def build_engine(
     config: EngineConfig,
-    around_executor: Callable[[Executor], Executor] | None = None,
+    wrap_executor: Callable[[Executor], Executor] | None = None,
     listeners: Sequence[EventLog] = (),
-    around_drafter: Callable[[Drafter], Drafter] | None = None,
+    wrap_drafter: Callable[[Drafter], Drafter] | None = None,
     handover: HandoverEnds | None = None,
     machine: MachineLimits | None = None,
     step_times: StepTimeModel | None = None,
@@ -115,9 +121,9 @@ def build_engine(
 
     Args:
         config: all settings of the user.
-        around_executor: wraps the executor that computes, to observe it (benchmarks do).
+        wrap_executor: wraps the executor that computes, to observe it (benchmarks do).
         listeners: receive every event, in addition to the engine's file and ring.
-        around_drafter: wraps or replaces the drafter that the settings name (benchmarks do).
+        wrap_drafter: wraps or replaces the drafter that the settings name (benchmarks do).
         handover: hand-over settings of an engine in a pool.
         machine: limits of the machine; None: they are measured.
         step_times: step times for latency limits; None: those of a calibration, if there is one.
@@ -128,8 +134,8 @@ def build_engine(
     """
     begin_s = time.perf_counter()
     prepared = prepare(config)
-    if around_drafter is not None and prepared.drafter is not None:
-        prepared = replace(prepared, drafter=around_drafter(prepared.drafter))
+    if wrap_drafter is not None and prepared.drafter is not None:
+        prepared = replace(prepared, drafter=wrap_drafter(prepared.drafter))
     return_unused()  # reading a large tokenizer takes twice the memory that it keeps
 
     @cache
@@ -140,21 +146,21 @@ def build_engine(
         costs()  # before the weights fill the card, and before ranks wait
     # on a CPU it is measured after the weights, when the server's process is idle
     kv_size = _kv_size(prepared, handover)
-    with ExitStack() as if_it_fails:
+    with ExitStack() as cleanup:
         # opened before the weights are read, which may take minutes, to refuse a bad path at once
         path = config.load.event_log
-        event_log = None if path is None else if_it_fails.enter_context(JsonlEventLog(path))
+        event_log = None if path is None else cleanup.enter_context(JsonlEventLog(path))
         computing = _computing(prepared, kv_size, handover)
         started = _engine_started(prepared, computing.sized.sizing, costs(), handover)
         journal = Journal(started, costs().shape, event_log, listeners, own_anonymous_bytes)
         scheduler = _scheduler(prepared, computing.sized.sizing, costs().pace)
-        executor = computing.executor if around_executor is None else around_executor(computing.executor)
+        executor = computing.executor if wrap_executor is None else wrap_executor(computing.executor)
         geometry = lender = None
         if handover is None:
             engine = _engine(prepared, scheduler, executor, journal)
         else:
             geometry = _geometry(prepared, computing.runner)
-            ends, lender = open_ends(handover, geometry, scheduler, journal, computing.runner, computing.shared)
+            ends, lender = build_handovers(handover, geometry, scheduler, journal, computing.runner, computing.shared)
             engine = PoolEngine(
                 scheduler,
                 executor,
@@ -163,7 +169,7 @@ def build_engine(
                 hashes_blocks=config.cache.enable_prefix_caching,
                 journal=journal,
             )
-        if_it_fails.pop_all()  # the engine owns them now
+        cleanup.pop_all()  # the engine owns them now
     lines = start_lines(prepared, computing.sized, costs().pace, time.perf_counter() - begin_s)
     for line in lines:
         log.log(logging.WARNING if line.startswith(NOTE) else logging.INFO, line)
@@ -197,8 +203,8 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
         _check_own_memory(prepared, kv_size)
     assert kv_size is not None, "rank 0 said how many blocks there are, or each rank measures"
     descriptor = start.kv_descriptors[communicator.rank] if start.kv_descriptors else None
-    deals_experts, finds_key_means = prepared.split.deals_experts, start.finds_key_means
-    split = RowSplit(communicator, deals_experts=deals_experts)
+    splits_by_expert, finds_key_means = prepared.split.splits_by_expert, start.finds_key_means
+    split = RowSplit(communicator, splits_by_expert=splits_by_expert)
     runner, _ = load_rank(prepared, kv_size, split, descriptor, finds_key_means=finds_key_means)
     communicator.barrier()
     follow(runner, communicator)
@@ -212,7 +218,7 @@ def _costs(prepared: Prepared, machine: MachineLimits | None, step_times: StepTi
         machine = measure_machine_limits(
             prepared.attention_dtype, prepared.device, num_threads, prepared.int8_operators
         )
-    pace = pace_of(settings, prepared.path, shape, machine, step_times)
+    pace = latency_model(settings, prepared.path, shape, machine, step_times)
     return Costs(shape=shape, machine=machine, pace=pace)
 
 
@@ -255,7 +261,7 @@ def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: Ha
     try:
         decided = KVDecision(kv_size.num_blocks, kv_size.max_model_len) if isinstance(kv_size, KVSizing) else None
         ranks = Ranks.start(RankStart(settings, decided, descriptors, finds_key_means))
-        split = RowSplit(ranks.communicator, deals_experts=prepared.split.deals_experts)
+        split = RowSplit(ranks.communicator, splits_by_expert=prepared.split.splits_by_expert)
         runner, sized = load_rank(prepared, kv_size, split, descriptor, finds_key_means=finds_key_means)
         ranks.communicator.barrier()
     except BaseException as error:

@@ -31,7 +31,7 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.engine.facts import NOTE
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
-from twostroke.scheduler.step_budget import LEAST_CHUNK
+from twostroke.scheduler.step_budget import MIN_CHUNK
 
 _LOAD = (
     "load_format",
@@ -151,7 +151,7 @@ class Pace:
     """Lines for the start."""
 
 
-def pace_of(
+def latency_model(
     config: EngineConfig,
     model: Path,
     shape: ModelShape,
@@ -197,13 +197,13 @@ def _unreachable(config: SchedulerConfig, step_times: StepTimeModel, shape: Mode
         why = f"cannot be kept: a prompt of one token alone takes {_ms(first_s)}, which is the nearest"
         yield f"note     ttft_slo {_ms(config.ttft_slo_s)} {why}"
     alone_s = step_times.seconds(layers.work([(1, 1, 1)]))
-    beside_s = step_times.seconds(layers.work([(1, 1, 1), (0, LEAST_CHUNK, 0)]))
+    beside_s = step_times.seconds(layers.work([(1, 1, 1), (0, MIN_CHUNK, 0)]))
     limit_s = config.itl_slo_s
     if limit_s is None or limit_s >= beside_s:
         return
     given, alone, beside = map(_ms, (limit_s, alone_s, beside_s))
     if limit_s >= alone_s:
-        why = f"is kept for one request alone; a step takes {LEAST_CHUNK} prompt tokens at least, and beside these"
+        why = f"is kept for one request alone; a step takes {MIN_CHUNK} prompt tokens at least, and beside these"
         yield f"note     itl_slo {given} {why} the nearest that can be kept is {beside}"
         return
     why = f"cannot be kept: a token of one request alone takes {alone}"

@@ -28,8 +28,8 @@ from twostroke.model.weight_source import WeightSource
 from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
 from twostroke.runner.key_means import center_keys, key_means_bytes
 from twostroke.runner.kv_storage import JoinedStorages, KVStorage
-from twostroke.speculation.chain import ChainProposer, ReadByDraftModel, ReadByTarget
-from twostroke.speculation.eagle import EagleProposer, HeadMemory
+from twostroke.speculation.chain import ChainProposer, ComputedByDraftModel, ComputedByTarget
+from twostroke.speculation.eagle import EagleKV, EagleProposer
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.ngram import NgramProposer
@@ -37,7 +37,7 @@ from twostroke.speculation.proposer import Proposer
 from twostroke.speculation.reader import Reader, TargetTable
 from twostroke.startup.prepared import Drafter, DrafterFacts, LoadedTarget, Prepared
 
-_TAKES_NOTHING = DrafterFacts()
+_NO_NEEDS = DrafterFacts()
 
 
 def find_drafter(config: SpeculativeConfig, prepared: Prepared) -> Drafter:
@@ -63,7 +63,7 @@ def find_drafter(config: SpeculativeConfig, prepared: Prepared) -> Drafter:
 @dataclass(frozen=True, slots=True)
 class _Ngram:
     config: SpeculativeConfig
-    facts: DrafterFacts = _TAKES_NOTHING
+    facts: DrafterFacts = _NO_NEEDS
 
     @property
     def words(self) -> str:
@@ -80,7 +80,7 @@ class _Ngram:
 class _EarlyExit:
     num_layers: int
     prepared: Prepared
-    facts: DrafterFacts = _TAKES_NOTHING
+    facts: DrafterFacts = _NO_NEEDS
 
     @classmethod
     def of(cls, config: SpeculativeConfig, prepared: Prepared) -> _EarlyExit:
@@ -104,7 +104,7 @@ class _EarlyExit:
         layout = target.kv.attention_layout(target.model.num_heads)
         tables = [TargetTable(group_id) for group_id in range(len(layout.shapes))]
         reader = Reader(target.model, self.num_layers, target.kv, layout, tables, self.prepared.device)
-        return ChainProposer(reader, ReadByTarget(), target.sampler, max_tokens=target.max_tokens)
+        return ChainProposer(reader, ComputedByTarget(), target.sampler, max_tokens=target.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ class _DraftModel:
         )
 
     @property
-    def _kv(self) -> _KVBeside:
-        return _KVBeside(self.config, self.prepared.layout)
+    def _kv(self) -> _DrafterKV:
+        return _DrafterKV(self.config, self.prepared.layout)
 
     def build(self, target: LoadedTarget) -> Proposer:
         around = self.prepared
@@ -154,7 +154,7 @@ class _DraftModel:
         kv, attention = beside.storage(target.kv.num_blocks, around.device)
         tables = [beside.table] * len(attention.shapes)
         reader = Reader(model, self.config.num_layers, kv, attention, tables, around.device)
-        return ChainProposer(reader, ReadByDraftModel(), target.sampler, max_tokens=target.max_tokens)
+        return ChainProposer(reader, ComputedByDraftModel(), target.sampler, max_tokens=target.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +242,8 @@ class _Eagle:
         return f"EAGLE head {self.folder.path.name}, {self.facts.num_weight_bytes:,} bytes of weights, {self._kv.words}"
 
     @property
-    def _kv(self) -> _KVBeside:
-        return _KVBeside(self.config, self.prepared.layout)
+    def _kv(self) -> _DrafterKV:
+        return _DrafterKV(self.config, self.prepared.layout)
 
     @property
     def _feature_layers(self) -> tuple[int, ...]:
@@ -255,7 +255,7 @@ class _Eagle:
         beside = self._kv
         kv, attention = beside.storage(target.kv.num_blocks, around.device)
         history = FeatureHistory(self._feature_layers, target.max_tokens + _KEPT_TOKENS * target.max_num_seqs)
-        memory = HeadMemory(kv, beside.num_pages(target.kv.num_blocks), attention, beside.table)
+        memory = EagleKV(kv, beside.num_pages(target.kv.num_blocks), attention, beside.table)
         return EagleProposer(head, memory, history, target.sampler, around.device)
 
 
@@ -277,7 +277,7 @@ def _placement(prepared: Prepared, target: LoadedTarget) -> Placement:
     return Placement(prepared.operators, prepared.dtype, prepared.device, target.max_model_len)
 
 
-class _KVBeside:
+class _DrafterKV:
     """KV of a drafter, whose block i belongs to the target's block i: it follows one block table of the target."""
 
     def __init__(self, drafter: ModelConfig, target: KVLayout) -> None:

@@ -15,7 +15,7 @@ from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.config.model import ModelConfig
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.handover_port import EndHold, HandoverPort, KVFetched, LenderFacts
+from twostroke.engine.handover_port import EndHold, HandoverPort, KVFetched, LenderAddress
 from twostroke.engine.journal import Journal
 from twostroke.engine.kv_ends import KVEnds
 from twostroke.engine.kv_fetching import KVFetching
@@ -73,14 +73,14 @@ def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> Sha
         ) from None
 
 
-def open_ends(
+def build_handovers(
     ends: HandoverEnds,
     geometry: KVGeometry,
     scheduler: Scheduler,
     journal: Journal,
     runner: ModelRunner,
     shared: SharedMemory | None,
-) -> tuple[KVEnds, LenderFacts | None]:
+) -> tuple[KVEnds, LenderAddress | None]:
     """Return an engine's hand-over ends, and the address at which it lends.
 
     Args:
@@ -95,7 +95,7 @@ def open_ends(
         SetupError: the engine cannot listen at its address, or NIXL is not installed.
     """
     kv = runner.kv
-    own = kv.bytes_of_pool()
+    own = kv.pool_bytes()
     others = () if shared is None else shared.descriptors[1:]
     memory = KVMemory(kv.layout, own, *(memoryview(mmap.mmap(other, len(own))) for other in others))
     block_size, port = kv.layout.block_size, ends.port
@@ -113,7 +113,7 @@ def open_ends(
         lending = KVLending(scheduler, lender, kv.layout, split_layers=memory.num_layers if memory.num_ranks > 1 else 0)
         kv.layer_written = lending.layer_written
         try:
-            where = LenderFacts(lender.listen(port.lends_at), ends.epoch)
+            where = LenderAddress(lender.listen(port.lends_at), ends.epoch)
         except OSError as error:
             raise SetupError(f"{port.lends_at}: cannot lend KV there ({error}). Give another address.") from None
     if port.fetches:

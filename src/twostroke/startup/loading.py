@@ -14,13 +14,13 @@ from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model
 from twostroke.model.packed_cache import PackedCache, default_folder
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder, recordable
-from twostroke.runner.drafting import DraftingRunner
+from twostroke.runner.drafting import SpeculativeModelRunner
 from twostroke.runner.key_means import center_keys
 from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner, RunnerParts
-from twostroke.runner.running_ahead import RunnerAhead
+from twostroke.runner.running_ahead import AsyncModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.startup.measured_memory import Sized, measure_and_size
 from twostroke.startup.prepared import LoadedTarget, Prepared
@@ -93,9 +93,9 @@ def load_rank(
         # torch's threads stay on the CPUs of the thread that runs the model
         cpus=prepared.cpus if prepared.operators.pin_threads is None else prepared.cpus[:1],
     )
-    kind = RunnerAhead if settings.schedules_ahead else ModelRunner
+    kind = AsyncModelRunner if settings.schedules_ahead else ModelRunner
     if proposer is not None:
-        kind = partial(DraftingRunner, proposer)
+        kind = partial(SpeculativeModelRunner, proposer)
     runner = kind(model, kv, sampler, max_model_len=sizing.max_model_len, grammars=prepared.grammars, parts=parts)
     return runner, sized
 

@@ -22,9 +22,9 @@ from twostroke.runner.largest_steps import largest_steps
 from twostroke.runner.launched_step import LaunchedStep
 from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner
-from twostroke.runner.running_ahead import RunnerAhead
+from twostroke.runner.running_ahead import AsyncModelRunner
 from twostroke.sampling.sampler import Sampler
-from twostroke.startup.memory import card_memory, integer_forms, largest_step, size_for, with_quantization
+from twostroke.startup.memory import card_memory, integer_quantizations, largest_step, size_for, with_quantization
 from twostroke.startup.prepared import Prepared
 
 
@@ -47,7 +47,7 @@ def measure_and_size(
     """
 
     def measure(changed: Prepared) -> DeviceMemory:
-        return _poorest(_measure(changed, model, sampler, probe), split, prepared.device)
+        return _least_room(_measure(changed, model, sampler, probe), split, prepared.device)
 
     try:
         memory = measure(prepared)
@@ -89,7 +89,7 @@ def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: M
     def run() -> None:
         kv = KVStorage(prepared.layout, 1, prepared.device)
         ahead = prepared.settings.schedules_ahead
-        kind = RunnerAhead if ahead else ModelRunner
+        kind = AsyncModelRunner if ahead else ModelRunner
         runner = kind(model, kv, sampler, max_model_len=size.longest, grammars=prepared.grammars)
         launched: list[LaunchedStep] = []
         for requests, batch in largest_steps(size, prepared.layout):
@@ -105,7 +105,7 @@ def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: M
     return card_memory(prepared, probe.around(run))
 
 
-def _poorest(own: DeviceMemory, split: RowSplit, device: torch.device) -> DeviceMemory:
+def _least_room(own: DeviceMemory, split: RowSplit, device: torch.device) -> DeviceMemory:
     """Return the memory of the card with the least room over all ranks, because every rank has as many blocks."""
     names = [field.name for field in fields(own) if field.name != "utilization"]
     numbers = torch.tensor([[getattr(own, name) for name in names]], device=device)
@@ -139,7 +139,7 @@ def settings_that_fit(
     if utilization is not None:
         words.append(f"--gpu-memory-utilization {utilization:g}")
     words += smaller_steps(prepared, measure)
-    for quantization in _smaller_forms(prepared):
+    for quantization in _smaller_quantizations(prepared):
         spared = prepared.rank_weight_bytes - with_quantization(prepared, quantization).rank_weight_bytes
         if replace(memory, weight_bytes=max(0, memory.weight_bytes - spared)).default_bytes >= needed:
             words.append(f"--quantization {quantization}")
@@ -186,9 +186,9 @@ def _halves(value: int, least: int) -> Iterator[int]:
         yield value
 
 
-def _smaller_forms(prepared: Prepared) -> Iterator[QuantizationOnLoad]:
+def _smaller_quantizations(prepared: Prepared) -> Iterator[QuantizationOnLoad]:
     """Yield the quantizations in which this model's weights can be loaded, the larger first."""
-    for name in integer_forms(prepared):
+    for name in integer_quantizations(prepared):
         with contextlib.suppress(InvalidParameter):  # its matrices do not divide into groups
             check_weights(prepared.weights, prepared.config, name, DEFAULT_GROUP_SIZE)
             yield name

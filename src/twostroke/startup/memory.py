@@ -16,8 +16,8 @@ from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
 from twostroke.kv_cache.sizing import FreeMemory, KVDemand, KVRoom, KVSizing, size_kv_cache
 from twostroke.layers.elementwise import Rotary
 from twostroke.runner.decode_graphs import largest_pass
-from twostroke.runner.largest_steps import LargestStep
-from twostroke.runner.memory import card_step_bytes, context_bytes, free_host_bytes, recorded_bytes, step_bytes
+from twostroke.runner.largest_steps import StepLimits
+from twostroke.runner.memory import context_bytes, free_host_bytes, gpu_step_bytes, recorded_bytes, step_bytes
 from twostroke.runner.memory_probe import MemoryReading
 from twostroke.startup.prepared import DrafterFacts, Prepared
 
@@ -171,7 +171,7 @@ def _checked_weight_bytes(prepared: Prepared, free: int) -> int:
     return num_bytes
 
 
-def integer_forms(prepared: Prepared) -> tuple[QuantizationOnLoad, ...]:
+def integer_quantizations(prepared: Prepared) -> tuple[QuantizationOnLoad, ...]:
     """Return the integer types to which float weights can be quantized while loading, the larger first."""
     floats = prepared.settings.load.quantization is None and prepared.weights.quantization is None
     return ("int8", "int4") if floats and prepared.operators.keeps_quantized else ()
@@ -185,7 +185,7 @@ def with_quantization(prepared: Prepared, quantization: QuantizationOnLoad) -> P
 
 def _what_would_fit(prepared: Prepared, free: int) -> str:
     """Return advice: the mildest quantization with which the weights fit, if there is one."""
-    for quantization in integer_forms(prepared):
+    for quantization in integer_quantizations(prepared):
         num_bytes = with_quantization(prepared, quantization).rank_weight_bytes
         if num_bytes < free:
             return f"With --quantization {quantization} they take {num_bytes:,}; or free some memory."
@@ -235,7 +235,7 @@ def account_for_card(prepared: Prepared, *, total_bytes: int, others_bytes: int 
     """
     longest, itemsize = prepared.longest_request, prepared.dtype.itemsize
     tables = sum(Rotary.bytes_for(head_dim, longest, itemsize) for _, head_dim in prepared.config.ropes)
-    predict = step_bytes if prepared.operators.name == "reference" else card_step_bytes
+    predict = step_bytes if prepared.operators.name == "reference" else gpu_step_bytes
     step = predict(
         prepared.config,
         max_tokens=prepared.step_tokens,
@@ -254,11 +254,11 @@ def account_for_card(prepared: Prepared, *, total_bytes: int, others_bytes: int 
     )
 
 
-def largest_step(prepared: Prepared) -> LargestStep:
+def largest_step(prepared: Prepared) -> StepLimits:
     """Return the size of the largest step that the settings allow."""
     settings = prepared.settings
     num_tokens = 1 + most_drafts(settings.speculative_config, prepared.drafter_facts)
-    return LargestStep(
+    return StepLimits(
         max_tokens=prepared.step_tokens,
         max_rows=settings.scheduler.max_num_seqs * num_tokens,
         longest=prepared.longest_request,

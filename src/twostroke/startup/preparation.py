@@ -12,7 +12,7 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat, resolve_kv_format
-from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig, show_cpus
+from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig, cpu_words
 from twostroke.config.model import ModelConfig
 from twostroke.errors import InvalidParameter, SetupError, shown
 from twostroke.grammar.guidance import Guidance
@@ -51,7 +51,7 @@ def check_can_split(config: EngineConfig, model: ModelConfig, operators: Operato
 
     num_heads = math.gcd(*(layer.num_heads for layer in model.kinds))
     divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
-    sizes = [n for n in divisors if all(spec.can_deal(n) for spec in model.kv_specs)]
+    sizes = [n for n in divisors if all(spec.can_split_heads(n) for spec in model.kv_specs)]
     if size not in sizes:
         kv_heads = " or ".join(str(n) for n in sorted({spec.num_kv_heads for spec in model.kv_specs}))
         refuse(
@@ -239,7 +239,7 @@ def _check_cpus(load: LoadConfig) -> None:
     usable = sorted(os.sched_getaffinity(0))
     foreign = [cpu for rank in range(load.num_local_ranks) for cpu in load.cpus_of(rank) if cpu not in usable]
     if foreign:
-        limit = f"this process may not use {show_cpus(foreign)}; it may use {show_cpus(usable)}"
+        limit = f"this process may not use {cpu_words(foreign)}; it may use {cpu_words(usable)}"
         remedy = "Name some of these, or start it with a larger set (taskset, the container's cpuset)."
         raise InvalidParameter(name, given, limit, remedy)
 

@@ -20,28 +20,28 @@ from twostroke.communicator.rendezvous import is_path, join
 from twostroke.config.path_codec import read_path
 from twostroke.errors import RankLost, TwostrokeError
 from twostroke.log import get_logger
-from twostroke.parent_death import signal_at_parents_death
-from twostroke.startup.ranks import MEETING_S, RankStart, connect, on_device
+from twostroke.parent_death import signal_at_parent_death
+from twostroke.startup.ranks import RENDEZVOUS_TIMEOUT_S, RankStart, connect, on_device
 
 log = get_logger(__name__)
 
 
-def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = False) -> None:
+def serve_rank(rank: int, size: int, address: str, *, exits_with_rank0: bool = False) -> None:
     """Run a rank above 0, from the rendezvous to its end.
 
     Args:
         rank: this rank, from 1.
         size: number of ranks, the same as rank 0's `tensor_parallel_size`.
         address: rank 0's `tensor_parallel_address`.
-        ends_with_first: whether this process ends at once when rank 0 is gone, whatever it is doing.
+        exits_with_rank0: whether this process ends at once when rank 0 is gone, whatever it is doing.
 
     Raises:
         SetupError: rank 0 was not found, or this rank's share cannot be loaded.
         RankLost: another rank is gone.
     """
-    sockets = join(address, rank, size, MEETING_S)
-    if ends_with_first:
-        _end_with(sockets[0])
+    sockets = join(address, rank, size, RENDEZVOUS_TIMEOUT_S)
+    if exits_with_rank0:
+        _exit_with_rank0(sockets[0])
     communicator = sockets_or_memory = connect(rank, sockets, shares_memory=is_path(address))
     try:
         start = msgspec.msgpack.decode(communicator.broadcast(None), type=RankStart, dec_hook=read_path)
@@ -54,7 +54,7 @@ def serve_rank(rank: int, size: int, address: str, *, ends_with_first: bool = Fa
         communicator.close()
 
 
-def _end_with(first: socket.socket) -> None:
+def _exit_with_rank0(first: socket.socket) -> None:
     """End this process when rank 0 ends; while loading, it would not notice for minutes."""
     poll = select.poll()
     watched = first.dup()
@@ -76,12 +76,12 @@ def main() -> int:
     parser.add_argument("address", help="rank 0's --tensor-parallel-address, host:port")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 handles it
-    signal_at_parents_death(signal.SIGCONT)  # a stopped process would not notice the end of rank 0
+    signal_at_parent_death(signal.SIGCONT)  # a stopped process would not notice the end of rank 0
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format=f"rank {given.rank}: %(levelname)s %(message)s"
     )
     try:
-        serve_rank(given.rank, given.size, given.address, ends_with_first=True)
+        serve_rank(given.rank, given.size, given.address, exits_with_rank0=True)
     except RankLost:
         return 0  # the lost rank has logged the cause
     except TwostrokeError as error:

@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 _PATIENCE_S = 5.0
 """Seconds for a rank to end after it was told to."""
-MEETING_S = 600.0
+RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds for all ranks to connect; a cluster may have to find a place for them first."""
 
 
@@ -93,7 +93,7 @@ class Ranks:
             with listen(address) as listener:
                 if folder is not None:
                     processes += [spawn_rank(rank, size, address, start.kv_descriptors) for rank in range(1, size)]
-                sockets = await_ranks(listener, size, MEETING_S, lambda: _trouble(processes))
+                sockets = await_ranks(listener, size, RENDEZVOUS_TIMEOUT_S, lambda: _trouble(processes))
             communicator = sockets_or_memory = connect(0, sockets, shares_memory=is_path(address))
             communicator.broadcast(msgspec.msgpack.encode(start, enc_hook=plain_path))
             communicator = on_device(sockets_or_memory, load)

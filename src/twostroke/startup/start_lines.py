@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from twostroke.config.load import show_cpus
+from twostroke.config.load import cpu_words
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.model.random_weights import RandomWeights
@@ -26,17 +26,17 @@ def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> 
     sizing, layout = sized.sizing, prepared.layout
     config = prepared.config
     ending = "" if prepared.num_threads == 1 else "s"
-    pinned = f" on {show_cpus(prepared.cpus)}" if prepared.cpus else ""
+    pinned = f" on {cpu_words(prepared.cpus)}" if prepared.cpus else ""
     threads = f", {prepared.num_threads} thread{ending}{pinned}" if prepared.device.type == "cpu" else ""
     num_ranks = prepared.num_ranks
-    dealt = " with whole experts" if prepared.split.deals_experts else ""
+    dealt = " with whole experts" if prepared.split.splits_by_expert else ""
     of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks{dealt} (threads, weights and kv cache are each rank's)"
     where = f"{prepared.device.type}{threads}{of_ranks}, {prepared.operators.name} kernels{unlike(prepared)}"
     model = f"{config.architecture}, {_parameters(config)}, {prepared.dtype_name}, {where}"
     weights = f"{prepared.rank_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
     beside = f" and {sizing.num_scratch_blocks} for checks" if sizing.num_scratch_blocks else ""
-    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_words}{beside} = {sizing.kv_bytes:,} bytes"
+    blocks = f"{sizing.num_blocks:,} blocks of {layout.block_description}{beside} = {sizing.kv_bytes:,} bytes"
     capacity = layout.capacity_tokens(sizing.num_blocks)
     limit = f" ({sizing.limit})" if sizing.limit else ""
     return (
@@ -45,7 +45,7 @@ def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> 
         f"requests {sizing.full_length_requests:,} of {sizing.max_model_len:,} tokens fit at once",
         *(() if prepared.drafter is None else (f"drafts   {prepared.drafter.words}",)),
         *_proof_lines(),
-        *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config), *_promise_remarks(prepared))),
+        *(f"note     {remark}" for remark in (*sizing.remarks, *_rope_remarks(config), *_invariance_remarks(prepared))),
         *(() if sized.memory is None else (f"memory   {sized.memory.account}",)),
         *pace.lines,
     )
@@ -76,7 +76,7 @@ def unlike(prepared: Prepared) -> str:
     return (", random weights" if is_random else "") + (", not batch-invariant" if is_free else "")
 
 
-def _promise_remarks(prepared: Prepared) -> list[str]:
+def _invariance_remarks(prepared: Prepared) -> list[str]:
     if prepared.operators.is_batch_invariant:
         return []
     return ["not batch-invariant: tokens may change with the batch, and so with drafts, preemption, ranks, pools"]

@@ -103,8 +103,8 @@ class ChatTemplate:
                 "continue_final_message", True, "cannot be combined with add_generation_prompt", "Switch one off."
             )
         if tools or any("tool_calls" in message for message in chat):
-            self._tell_unwritten(chat, has_tools=bool(tools))
-            chat = [_with_one_text(message, template.unwritten) for message in chat]
+            self._warn_unwritten(chat, has_tools=bool(tools))
+            chat = [_with_merged_text(message, template.unwritten) for message in chat]
         final_text = _mark_final_message(chat) if continue_final_message else None
         given = {
             **self._named_tokens,
@@ -133,7 +133,7 @@ class ChatTemplate:
         if has_tools and template.unwritten.tools:
             found.append(TOOLS)
         calling = [message for message in messages if message.get("tool_calls")]
-        beside_text = any(_says_something(message.get("content")) for message in calling)
+        beside_text = any(_has_text(message.get("content")) for message in calling)
         if (calling and template.unwritten.calls) or (beside_text and template.unwritten.calls_beside_text):
             found.append(CALLS)
         if beside_text and template.unwritten.text_beside_calls:
@@ -144,7 +144,7 @@ class ChatTemplate:
         """Return whether any template contains `name`; a template without it does not read a field of this name."""
         return any(name in source for source in self._sources)
 
-    def _tell_unwritten(self, messages: Sequence[JSON], *, has_tools: bool) -> None:
+    def _warn_unwritten(self, messages: Sequence[JSON], *, has_tools: bool) -> None:
         """Log a warning, once each, for parts of this conversation that the model does not see."""
         for name in self.unwritten(messages, has_tools=has_tools):
             if name not in self._told:
@@ -203,17 +203,17 @@ class _Template:
             raise
 
 
-def _with_one_text(message: JSON, probes: Unwritten) -> JSON:
+def _with_merged_text(message: JSON, probes: Unwritten) -> JSON:
     """Move the text of a turn with tool calls behind its reasoning, if the template accepts only one of them."""
-    if "tool_calls" not in message or "thinking" not in message or not _says_something(message["content"]):
+    if "tool_calls" not in message or "thinking" not in message or not _has_text(message["content"]):
         return message
-    if not probes.takes_one_text:
+    if not probes.takes_reasoning_or_text:
         return message
     text = f"{message['thinking']}\n{with_joined_content(message)['content']}"
     return {**message, "content": "", "thinking": text, "reasoning_content": text}
 
 
-def _says_something(content: Any) -> bool:
+def _has_text(content: Any) -> bool:
     """Return whether the content of a message, checked or as received, contains text."""
     if not isinstance(content, list):
         return bool(content)

@@ -47,7 +47,7 @@ _OTHER_KINDS = {
 _ALWAYS_WITH_BOS = ("gemma4",)
 """Kinds that put the begin token before every text, whatever a file says: early Gemma 4 files say no."""
 _NAMES_OF_PHI3 = ("phi-3", "phi3")
-_KEEP_SPACES_BEHIND = frozenset(("<unk>", "<s>", "<|endoftext|>"))
+_KEEP_SPACE_AFTER = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 """Special tokens of Phi-3 that keep the white space behind them; its other special tokens strip it."""
 
 
@@ -71,7 +71,7 @@ _END_TEXTS = frozenset(
     )
 )
 """Tokens at which llama.cpp ends a generation if a vocabulary has them; files name only one or two."""
-_NO_ENDS_BESIDE: Mapping[str, frozenset[str]] = {
+_NOT_END_BESIDE: Mapping[str, frozenset[str]] = {
     "</s>": frozenset(("<|tool_response>",)),
     "<|end|>": frozenset(("<|return|>", "<|call|>")),
 }
@@ -93,7 +93,7 @@ def tokenizer_from_gguf(metadata: Metadata) -> Tokenizer:
     elif kind == "llama":
         raw, adds_bos = _sentence_piece(metadata, vocabulary), True
     elif kind == "gemma4":
-        raw, adds_bos = _merged_text(metadata, vocabulary), True
+        raw, adds_bos = _marked_space_bpe(metadata, vocabulary), True
     else:
         what = f" ({_OTHER_KINDS[kind]})" if kind in _OTHER_KINDS else ""
         raise UnsupportedModel(
@@ -120,7 +120,7 @@ def read_gguf_eos_token_ids(metadata: Metadata, vocab_size: int) -> frozenset[in
     """
     texts = metadata.texts(_TOKENS)
     ends = _END_TEXTS.intersection(texts)
-    ends -= {text for text, others in _NO_ENDS_BESIDE.items() if ends >= others}
+    ends -= {text for text, others in _NOT_END_BESIDE.items() if ends >= others}
     found = {token_id for token_id, text in enumerate(texts) if text in ends}
     for role in _ENDING_ROLES:
         key = f"tokenizer.ggml.{role}_token_id"
@@ -172,7 +172,7 @@ class _Vocabulary:
         for text, kind in zip(self.texts, self.types, strict=False):
             is_special = kind in (_TokenType.CONTROL, _TokenType.UNKNOWN) or text in _END_TEXTS
             if is_special or kind == _TokenType.USER_DEFINED:
-                strips = self._is_phi3 and text not in _KEEP_SPACES_BEHIND
+                strips = self._is_phi3 and text not in _KEEP_SPACE_AFTER
                 tokens.append(AddedToken(text, rstrip=strips, special=is_special, normalized=False))
         raw.add_special_tokens([token for token in tokens if token.special])
         raw.add_tokens([token for token in tokens if not token.special])
@@ -195,7 +195,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[RawTokeniz
         )
     rule = WORD_RULES[pre]
     merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
-    raw = RawTokenizer(_bpe(metadata, vocabulary, merges, ignore_merges=rule.takes_whole_words))
+    raw = RawTokenizer(_bpe(metadata, vocabulary, merges, ignore_merges=rule.ignores_merges_for_words))
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.pre_tokenizer = pre_tokenizers.Sequence([*cuts, as_bytes])
@@ -249,7 +249,7 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer
     return raw
 
 
-def _merged_text(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
+def _marked_space_bpe(metadata: Metadata, vocabulary: _Vocabulary) -> RawTokenizer:
     """Build BPE with ordered merges over text whose spaces are marked; only newlines are split off."""
     merges = [_merge(metadata, text) for text in metadata.texts(_MERGES)]
     model = _bpe(metadata, vocabulary, merges, byte_fallback=True)

@@ -27,7 +27,7 @@ _MAX_KEY = 64
 """Characters of a key shown in an error message."""
 
 
-class _Unfit(Exception):
+class _NotPlainJson(Exception):
     """A value that cannot be copied; each enclosing list or object adds its key to `place`.
 
     Args:
@@ -49,13 +49,13 @@ def plain_json(value: Any, where: str, depth: int = 0) -> Any:
     """
     try:
         return _copied(value, depth)
-    except _Unfit as error:
+    except _NotPlainJson as error:
         raise InvalidPrompt(f"{where}{''.join(reversed(error.place))} {error.told}") from None
 
 
 def _copied(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise _Unfit(f"is nested more than {MAX_DEPTH} levels deep.")
+        raise _NotPlainJson(f"is nested more than {MAX_DEPTH} levels deep.")
     if type(value) in _PLAIN:
         return value
     for kind, copy in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
@@ -65,17 +65,17 @@ def _copied(value: Any, depth: int) -> Any:
         return _copied_object(cast(Mapping[Any, Any], value), depth)
     if isinstance(value, (list, tuple)):
         return _copied_list(cast(Sequence[Any], value), depth)
-    raise _Unfit("is not a JSON value; nothing else can be put into a prompt.")
+    raise _NotPlainJson("is not a JSON value; nothing else can be put into a prompt.")
 
 
 def _copied_object(given: Mapping[Any, Any], depth: int) -> JSON:
     copy: JSON = {}
     for key, item in given.items():
         if not isinstance(key, str):
-            raise _Unfit(f"has the key {shown(key)}; keys must be texts.")
+            raise _NotPlainJson(f"has the key {shown(key)}; keys must be texts.")
         try:
             copy[str.__str__(key)] = _copied(item, depth + 1)
-        except _Unfit as error:
+        except _NotPlainJson as error:
             error.place.append(f".{key[:_MAX_KEY]}")
             raise
     return copy
@@ -86,7 +86,7 @@ def _copied_list(given: Sequence[Any], depth: int) -> list[Any]:
     for index, item in enumerate(given):
         try:
             copy.append(_copied(item, depth + 1))
-        except _Unfit as error:
+        except _NotPlainJson as error:
             error.place.append(f"[{index}]")
             raise
     return copy
@@ -102,7 +102,7 @@ NO_ARGUMENTS = frozenset({"", "null"})
 """Texts that clients and models write for the arguments of a call without arguments."""
 MAX_PARTS = 65536
 """Parts of one message."""
-_WITHOUT_CONTENT = frozenset({"assistant", "tool"})
+_ROLES_WITHOUT_CONTENT = frozenset({"assistant", "tool"})
 """Roles whose content may be empty: an assistant turn that only calls tools, or the empty result of a tool."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles defined by OpenAI; templates may know others."""
@@ -149,7 +149,7 @@ class CallArguments(dict[str, Any]):
         return other + self._json if isinstance(other, str) else NotImplemented
 
 
-def written_json(value: Any) -> str:
+def template_json(value: Any) -> str:
     """Return JSON in the format of templates; the arguments of calls, at any depth, keep the model's own text.
 
     Raises:
@@ -161,10 +161,10 @@ def written_json(value: Any) -> str:
         case dict() if _holds_arguments(value):
             items = cast(Mapping[Any, Any], value).items()
             return (
-                "{" + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)}: {written_json(v)}" for k, v in items) + "}"
+                "{" + ", ".join(f"{json.dumps(str(k), ensure_ascii=False)}: {template_json(v)}" for k, v in items) + "}"
             )
         case list() | tuple() if _holds_arguments(value):
-            return "[" + ", ".join(written_json(item) for item in cast(Sequence[Any], value)) + "]"
+            return "[" + ", ".join(template_json(item) for item in cast(Sequence[Any], value)) + "]"
         case _:
             return json.dumps(value, ensure_ascii=False)
 
@@ -215,7 +215,7 @@ def checked_messages(
 
 _LISTS = frozenset({"content", "tool_calls"})
 """Fields whose elements are copied one by one, each only after those before it were checked."""
-_LEVEL = 2
+_PART_LEVEL = 2
 """Nesting level of these elements within the message."""
 
 
@@ -268,7 +268,7 @@ def _check_texts(given: Mapping[str, Any], names: Sequence[str], where: str) -> 
 def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
     content = message.get("content")
     match content:
-        case "" | [] | None if role in _WITHOUT_CONTENT:
+        case "" | [] | None if role in _ROLES_WITHOUT_CONTENT:
             return message.get("refusal", "")
         case str():
             return content
@@ -282,10 +282,10 @@ def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
             raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {kind_of(content)}.")
 
 
-def is_medium(kind: Any) -> bool:
+def is_media_type(kind: Any) -> bool:
     """Return whether a part of this type is refused because no model here reads such media.
 
-    >>> is_medium("image_url"), is_medium("text")
+    >>> is_media_type("image_url"), is_media_type("text")
     (True, False)
     """
     return isinstance(kind, str) and any(medium in kind for medium in _MEDIA)
@@ -293,14 +293,14 @@ def is_medium(kind: Any) -> bool:
 
 def _part(part: Any, where: str) -> JSON:
     """Return a part of type text; parts of the Responses API and refusals are converted."""
-    part = plain_json(part, where, _LEVEL)
+    part = plain_json(part, where, _PART_LEVEL)
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
         raise InvalidPrompt(f"{where} must be an object like {{'type': 'text', 'text': '...'}} or a text.")
     given = cast(JSON, part)
     kind = given.get("type", "text")
-    if is_medium(kind):
+    if is_media_type(kind):
         raise InvalidPrompt(f"{where} is of type {shown(kind)}; models here take text only. Leave it out.")
     text = next((given[name] for name in _TEXT_FIELDS if name in given), None)
     if not isinstance(text, str):
@@ -314,7 +314,7 @@ def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
 
     The function's fields may be in `function` or, as templates also accept, in the call itself.
     """
-    call = plain_json(call, where, _LEVEL)
+    call = plain_json(call, where, _PART_LEVEL)
     if not isinstance(call, dict):
         raise InvalidPrompt(f"{where} must be an object with a function, not {kind_of(call)}.")
     given = {name: value for name, value in cast(JSON, call).items() if value is not None}

@@ -117,7 +117,7 @@ def read_text(path: Path) -> str:
         raise ModelNotFound(f"{path}: cannot be read ({error.strerror}).") from error
 
 
-def is_whole_text(text: str) -> bool:
+def is_valid_utf8(text: str) -> bool:
     """Return whether a text can be encoded as UTF-8; JSON can contain lone surrogates."""
     try:
         text.encode("utf-8")
@@ -142,7 +142,7 @@ def _added_token(given: Any, where: Path, role: str) -> AddedToken:
     """Return a special token, given as its text or as an object with its matching rules."""
     rules = cast(dict[str, Any], given if isinstance(given, dict) else {"content": given, "normalized": False})
     content = rules.get("content")
-    if not isinstance(content, str) or not content or not is_whole_text(content):
+    if not isinstance(content, str) or not content or not is_valid_utf8(content):
         wanted = "a token's text or an object with 'content'"
         raise CorruptCheckpoint(f"{where}: {role} is {shown(given)}; it must be {wanted}.")
     switches = {name: bool(rules[name]) for name in ("single_word", "lstrip", "rstrip", "normalized") if name in rules}

@@ -18,16 +18,16 @@ from pathlib import Path
 from twostroke.tokenizer.template_wire import MEMORY_MIB
 
 _MIB = 2**20
-_PASSED_ON = ("PYTHON", "LC_", "LD_", "DYLD_")
+_KEPT_PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_")
 """Prefixes of variables that control how Python runs and what it loads."""
-_PASSED_ON_WHOLE = frozenset({"LANG", "PATH", "TZ", "TZDIR", "VIRTUAL_ENV"})
+_KEPT_VARIABLES = frozenset({"LANG", "PATH", "TZ", "TZDIR", "VIRTUAL_ENV"})
 _LATE_IMPORTS = (
     *("jinja2.constants", "jinja2.debug", "html", "html.entities", "pprint", "textwrap", "unicodedata"),
     *("encodings.ascii", "encodings.latin_1", "encodings.unicode_escape", "encodings.raw_unicode_escape"),
 )
 """Modules that filters, error reports and literals import at first use; files cannot be opened by then."""
 
-_NOTHING_OF = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_NOFILE")
+_ZERO_LIMITS = ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC", "RLIMIT_NOFILE")
 """Limits that are set to 0. Descriptors that are already open stay usable."""
 
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
@@ -43,7 +43,7 @@ _SCOPES, _SCOPES_VERSION = 0b11, 6
 
 def confined_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that the process needs; the server's keys and tokens are left out."""
-    return {name: value for name, value in given.items() if name.startswith(_PASSED_ON) or name in _PASSED_ON_WHOLE}
+    return {name: value for name, value in given.items() if name.startswith(_KEPT_PREFIXES) or name in _KEPT_VARIABLES}
 
 
 def confine() -> None:
@@ -53,11 +53,11 @@ def confine() -> None:
     """
     for module in _LATE_IMPORTS:
         importlib.import_module(module)
-    limits: dict[str, int] = dict.fromkeys(_NOTHING_OF, 0)
+    limits: dict[str, int] = dict.fromkeys(_ZERO_LIMITS, 0)
     if memory_bytes := _memory_bytes():  # read from a file, so before files are given up
         limits["RLIMIT_AS"] = memory_bytes + MEMORY_MIB * _MIB
     if sys.platform == "linux":
-        _give_up_files()
+        _drop_file_access()
     for name, most in limits.items():
         with contextlib.suppress(AttributeError, OSError, ValueError):
             resource.setrlimit(getattr(resource, name), (most, most))
@@ -71,7 +71,7 @@ def _memory_bytes() -> int:
     return 0
 
 
-def _give_up_files() -> None:
+def _drop_file_access() -> None:
     """Enter a Landlock domain without rules, which allows no access and cannot be left."""
     libc = ctypes.CDLL(None)
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))

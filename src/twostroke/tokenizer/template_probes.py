@@ -26,7 +26,7 @@ _USER: JSON = {"role": "user", "content": "hi"}
 _FUNCTION: JSON = {"name": "f", "arguments": CallArguments({}, "{}")}
 _CALLS: list[JSON] = [{"id": "callmark0", "type": "function", "function": _FUNCTION}]
 _CALLED: JSON = {"role": "assistant", "content": "hi", "tool_calls": _CALLS}
-_AROUND: Mapping[str, tuple[list[JSON], list[JSON]]] = {
+_CONTEXT_OF_ROLE: Mapping[str, tuple[list[JSON], list[JSON]]] = {
     "system": ([], [_USER]),
     "developer": ([], [_USER]),
     "user": ([], []),
@@ -39,7 +39,7 @@ _MARKS = ("markone", "marktwo")
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _WrittenForms:
     """Forms of a role's content that a template writes."""
 
     text: bool
@@ -60,14 +60,14 @@ class ContentForms:
         self._render = render
         self._named_tokens = named_tokens
         self._reads_parts = reads_parts
-        self._known: dict[str, _Written] = {}
+        self._known: dict[str, _WrittenForms] = {}
 
     def fitted(self, message: JSON) -> JSON:
         """Return a checked message in a form that the template writes, or unchanged if the form cannot be found out."""
         content, role = message["content"], message["role"]
         if not self._reads_parts:
             return with_joined_content(message)
-        if role not in _AROUND or content is None:
+        if role not in _CONTEXT_OF_ROLE or content is None:
             return message
         written = self._known.get(role)
         if written is None:
@@ -76,12 +76,12 @@ class ContentForms:
             return with_joined_content(message)
         return with_content_in_parts(message) if written.parts and not written.text else message
 
-    def _look(self, role: str) -> _Written:
-        before, behind = _AROUND[role]
+    def _look(self, role: str) -> _WrittenForms:
+        before, behind = _CONTEXT_OF_ROLE[role]
         given: dict[str, Any] = {"role": role, "tool_call_id": "callmark0", "name": "f"}
         parts = [part for mark in _MARKS for part in with_content_in_parts({"content": mark})["content"]]
         chat: list[JSON] = [*before, {**given, "content": parts}, *behind]
-        return _Written(
+        return _WrittenForms(
             text=self._writes([with_joined_content(message) for message in chat], may_quote=True),
             parts=self._writes([with_content_in_parts(message) for message in chat], may_quote=False),
         )
@@ -99,9 +99,9 @@ class ContentForms:
 
 ALWAYS_WRITTEN = frozenset({"user", "assistant"})
 """Roles that every template writes."""
-_MAX_KNOWN = 256
+_MAX_CACHED_CONVERSATIONS = 256
 """Maximum number of conversations whose roles are cached."""
-_MAX_REMEMBERED = 256
+_MAX_CACHED_MESSAGES = 256
 """Maximum number of messages of a cached conversation."""
 _MAX_ROLE = 64
 """Maximum characters of a role in a cached conversation."""
@@ -139,8 +139,8 @@ class DroppedRoles:
                 dropped = self._dropped(pattern, variables)
             except TemplateStopped:  # a template that takes so long cannot be probed
                 return
-            if len(pattern) <= _MAX_REMEMBERED and all(len(role) <= _MAX_ROLE for role, _ in pattern):
-                if len(self._known) >= _MAX_KNOWN:
+            if len(pattern) <= _MAX_CACHED_MESSAGES and all(len(role) <= _MAX_ROLE for role, _ in pattern):
+                if len(self._known) >= _MAX_CACHED_CONVERSATIONS:
                     self._known.clear()
                 self._known[key] = dropped
         for index in sorted(dropped):
@@ -245,7 +245,7 @@ class Unwritten:
         )
 
     @cached_property
-    def takes_one_text(self) -> bool:
+    def takes_reasoning_or_text(self) -> bool:
         """Whether a turn with tool calls is refused with both reasoning and text, but accepted with one (gpt-oss)."""
         both = _called("f", "mark") | {"thinking": "mark", "reasoning_content": "mark"}
         return not self._takes(both) and self._takes({**both, "content": self._call_content})

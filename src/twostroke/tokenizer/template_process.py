@@ -47,8 +47,8 @@ WALL_S = 30.0
 """Wall time allowed beyond the processor time, for a machine that is too busy to run the process."""
 LOOK_EVERY_S = 0.5
 """Seconds between checks whether the working process was stopped by a signal."""
-_LEAVING_S = 1.0
-_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP})
+_EXIT_TIMEOUT_S = 1.0
+_EXTERNAL_EXIT_CODES = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP})
 """Exit codes that no template causes; the request is repeated in another process."""
 
 
@@ -67,8 +67,8 @@ class TemplateSource:
         self._source = encoded(source)
         try:
             self.facts = TemplateFacts(**json.loads(_runner.ask(LOOK, self._source, b"")))
-        except _Ended as error:
-            why = _overrun(error, len(self._source))
+        except _ProcessEnded as error:
+            why = _exceeded_limit(error, len(self._source))
             raise InvalidPrompt(f"the model's chat template cannot be compiled: it {why}.") from None
 
     def render(self, variables: Mapping[str, Any], *, probes: bool = False) -> str:
@@ -89,8 +89,8 @@ class TemplateSource:
             raise InvalidPrompt(f"the conversation cannot be given to the chat template ({error}).") from error
         try:
             return decoded(_runner.ask(PROBE if probes else RENDER, self._source, content))
-        except _Ended as error:
-            why = _overrun(error, len(self._source) + len(content))
+        except _ProcessEnded as error:
+            why = _exceeded_limit(error, len(self._source) + len(content))
             raise TemplateStopped(f"the chat template was stopped: it {why}.") from None
 
 
@@ -103,11 +103,11 @@ class TemplateStopped(InvalidPrompt):
     """A template took too much time or memory."""
 
 
-class _Stopped(Exception):
+class _ProcessStopped(Exception):
     """The process was stopped by a signal and will not answer."""
 
 
-class _Ended(Exception):
+class _ProcessEnded(Exception):
     """The process ended before it answered.
 
     Args:
@@ -119,7 +119,7 @@ class _Ended(Exception):
         self.code = code
 
 
-def _overrun(ended: _Ended, num_bytes: int) -> str:
+def _exceeded_limit(ended: _ProcessEnded, num_bytes: int) -> str:
     """Return how a template exceeded its limits, by the way in which its process ended.
 
     Raises:
@@ -130,7 +130,7 @@ def _overrun(ended: _Ended, num_bytes: int) -> str:
     if ended.code is None:
         told = f"the process for chat templates gave no answer for {WALL_S:g} s: the machine gives it no time."
         raise EngineUnavailable(f"{told} Try again.") from ended
-    if ended.code in _FROM_OUTSIDE:
+    if ended.code in _EXTERNAL_EXIT_CODES:
         told = f"the process for chat templates was stopped or ended from outside (exit code {ended.code}), and so was"
         raise EngineUnavailable(f"{told} another. Try again.") from ended
     return f"ended its process (exit code {ended.code})"
@@ -162,7 +162,7 @@ class _Process:
         """Send a request; return the kind of the answer and its text.
 
         Raises:
-            _Ended: there is no answer, and the process has been ended.
+            _ProcessEnded: there is no answer, and the process has been ended.
         """
         until_s = time.monotonic() + WALL_S + cpu_limit_s(len(source) + len(variables))
         try:
@@ -174,11 +174,11 @@ class _Process:
             return kind, self._receive(num_bytes, until_s)
         except TimeoutError:
             self.end()
-            raise _Ended(None) from None
-        except _Stopped:
-            raise _Ended(self.end()) from None
+            raise _ProcessEnded(None) from None
+        except _ProcessStopped:
+            raise _ProcessEnded(self.end()) from None
         except (OSError, EOFError):
-            raise _Ended(self.end()) from None
+            raise _ProcessEnded(self.end()) from None
         except BaseException:  # Ctrl-C: a late answer would be taken for that of the next request
             self.end()
             raise
@@ -189,7 +189,7 @@ class _Process:
         if self.is_stopped():
             self.child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.child.wait(_LEAVING_S)
+            return self.child.wait(_EXIT_TIMEOUT_S)
         self.child.kill()
         return self.child.wait()
 
@@ -232,7 +232,7 @@ class _Process:
 
         Raises:
             TimeoutError: it is not ready in time.
-            _Stopped: the process is stopped.
+            _ProcessStopped: the process is stopped.
         """
         poll = select.poll()
         poll.register(self._connection, event)
@@ -241,7 +241,7 @@ class _Process:
             if poll.poll(1000 * min(left_s, LOOK_EVERY_S)):
                 return
             if self.is_stopped():
-                raise _Stopped
+                raise _ProcessStopped
             if left_s <= LOOK_EVERY_S:
                 raise TimeoutError
 
@@ -259,13 +259,13 @@ class _Runner:
         Raises:
             InvalidPrompt: the answer is a refusal.
             TemplateStopped: the process has no memory left.
-            _Ended: the request made the process end.
+            _ProcessEnded: the request made the process end.
         """
         with self._lock:
             try:
                 kind, text = self._ask_once(op, source, variables)
-            except _Ended as error:
-                if error.code not in _FROM_OUTSIDE:
+            except _ProcessEnded as error:
+                if error.code not in _EXTERNAL_EXIT_CODES:
                     raise
                 kind, text = self._ask_once(op, source, variables)
         if kind == EXHAUSTED:

@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.errors import InvalidPrompt
 from twostroke.plain_words import kind_of, reason_of
-from twostroke.tokenizer.messages import written_json
+from twostroke.tokenizer.messages import template_json
 from twostroke.tokenizer.template_wire import MAX_PROMPT_CHARS, TemplateFacts
 
 JSON = dict[str, Any]
@@ -236,7 +236,7 @@ def _to_json(
     # jinja2's own filter escapes for HTML, which models were not trained on
     if ensure_ascii or indent is not None or separators is not None or sort_keys:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return written_json(value)
+    return template_json(value)
 
 
 class _Dict:

@@ -37,7 +37,7 @@ from twostroke.tokenizer.template_wire import (
 )
 
 _NO_LIMIT = 0.0
-_MOST_COMPILED = 4
+_MAX_COMPILED = 4
 """Maximum number of compiled templates in the cache."""
 
 
@@ -62,7 +62,7 @@ def _allow(cpu_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
-@lru_cache(maxsize=_MOST_COMPILED)
+@lru_cache(maxsize=_MAX_COMPILED)
 def _compiled(source: bytes) -> TemplateProgram:
     return TemplateProgram(decoded(source))
 

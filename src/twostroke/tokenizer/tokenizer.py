@@ -56,9 +56,9 @@ class Tokenizer:
         """Bytes of each token by id, if tokens are bytes; else None."""
         if isinstance(self._text, ByteLevelText):
             self._all_bytes = self._text.all_bytes([token or "" for token in self._tokens])
-        self._most_bytes = self._longest_token()
+        self._max_token_bytes = self._longest_token()
         self._windows = WindowEncoder(raw, self._text)
-        self.whole_texts = _WholeTexts(self)
+        self.settled_texts = _SettledTexts(self)
         """Text that each token adds to a settled TextStream; None if it is not certain, and for special tokens."""
         self._check_framing(settings.add_bos_token)
 
@@ -110,7 +110,7 @@ class Tokenizer:
         except BaseException as error:  # a panic inside the library is not an Exception, and must not end the engine
             raise InvalidPrompt(f"the model's tokenizer cannot encode the text ({error}).") from error
 
-    def encode_compactly(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+    def encode_compact(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
         """Encode a text of any length in little more memory than its ids need, at four bytes each.
 
         This holds if tokens are bytes and words are found by regular expressions. Other tokenizers use 200 bytes per
@@ -134,15 +134,15 @@ class Tokenizer:
         places = [i for i in range(len(framed)) if framed[i : i + len(plain)] == plain]
         return (framed[: places[0]], framed[places[0] + len(plain) :]) if len(places) == 1 else None
 
-    def fewest_tokens(self, text: str) -> int:
+    def min_num_tokens(self, text: str) -> int:
         """Return a lower bound on the tokens of a text, found without encoding it; 0 if there is none.
 
         There is a bound if tokens are bytes and the text is encoded unchanged or composed (NFC). Composing leaves at
         least a third of the characters (Unicode Standard Annex 15, table 16: the largest growth of a decomposition).
         """
-        if self._most_bytes is None:
+        if self._max_token_bytes is None:
             return 0
-        return len(text) // (1 if self._raw.normalizer is None else 3) // self._most_bytes
+        return len(text) // (1 if self._raw.normalizer is None else 3) // self._max_token_bytes
 
     def _longest_token(self) -> int | None:
         """Return the bytes of the longest token; None if texts are not cut into bytes."""
@@ -304,7 +304,7 @@ def _tokens_by_id(raw: RawTokenizer) -> list[str | None]:
     return tokens
 
 
-class _WholeTexts(dict[int, str | None]):
+class _SettledTexts(dict[int, str | None]):
     """Cache of the text that each token adds to a settled stream, by id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -332,7 +332,7 @@ class IncrementalDetokenizer:
         self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown_token_ids: frozenset[int] = frozenset()
     ) -> None:
         self._token = tokenizer.token
-        self._whole_texts = tokenizer.whole_texts
+        self._whole_texts = tokenizer.settled_texts
         self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset[int]()
         text = tokenizer.text
         self._start = text.start

@@ -36,7 +36,7 @@ _MARGIN_BYTES = 1 << 10
 _OVERLAP_BYTES = 1 << 12
 """Bytes by which two windows within one word overlap."""
 
-_MOST_CHAR_BYTES = 4
+_MAX_CHAR_BYTES = 4
 """Maximum bytes of a character, and so maximum tokens of one: a token has at least one byte."""
 
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])*\]")
@@ -56,7 +56,7 @@ class WindowEncoder:
     def __init__(self, raw: RawTokenizer, text: TokenText) -> None:
         self._raw = raw
         self._composes = isinstance(raw.normalizer, normalizers.NFC)
-        is_known = (raw.normalizer is None or self._composes) and _merges_pairs(raw) and _forgets_what_it_read(raw)
+        is_known = (raw.normalizer is None or self._composes) and _merges_pairs(raw) and _words_are_independent(raw)
         self._text = text if isinstance(text, ByteLevelText) and is_known else None
         self._token_bytes: dict[int, bytes] = {}
 
@@ -72,7 +72,7 @@ class WindowEncoder:
         if self._composes:
             text = unicodedata.normalize("NFC", text)
         return_free_memory()  # left behind by decoding, rendering and copying the request's body
-        found = _Ids(sum(map(len, frame)) + _MOST_CHAR_BYTES * len(text))
+        found = _Ids(sum(map(len, frame)) + _MAX_CHAR_BYTES * len(text))
         found.extend(frame[0])
         begin, before = 0, None
         while True:
@@ -84,7 +84,7 @@ class WindowEncoder:
                 found.extend(window.ids[first:])
                 found.extend(frame[1])
                 return found.view()
-            before = window.from_word() or window.within_word()
+            before = window.from_word_boundary() or window.within_word()
             if before is None or before.cut < first:
                 return None
             found.extend(window.ids[first : before.cut])
@@ -139,7 +139,7 @@ class _Window:
     """End of each token, in bytes of the content."""
     content: bytes
 
-    def from_word(self) -> _Rest | None:
+    def from_word_boundary(self) -> _Overlap | None:
         """Return the tokens from the last word boundary before the margin on; None if there is no boundary."""
         most = len(self.content) - _MARGIN_BYTES
         for cut in range(len(self.ids) - 1, 0, -1):
@@ -150,7 +150,7 @@ class _Window:
                 return self._rest(cut, usable, self.ends[cut - 1], is_word=True)
         return None
 
-    def within_word(self) -> _Rest | None:
+    def within_word(self) -> _Overlap | None:
         """Return the tokens from a character before the margin on; None if the window is too short."""
         first, most = len(self.content) - _OVERLAP_BYTES, len(self.content) - _MARGIN_BYTES
         # prefer the end of a token, where tokens of a run stay aligned; if none ends with a character, take any one
@@ -160,13 +160,13 @@ class _Window:
         usable = bisect.bisect_right(self.ends, most)
         return self._rest(cut, usable, begin, is_word=False) if begin > 0 and cut < usable else None
 
-    def _rest(self, cut: int, usable: int, begin: int, *, is_word: bool) -> _Rest:
+    def _rest(self, cut: int, usable: int, begin: int, *, is_word: bool) -> _Overlap:
         ends = [end - begin for end in self.ends[cut - 1 : usable]]
-        return _Rest(cut, begin, self.ids[cut:usable], ends[:-1], ends[1:], is_word=is_word)
+        return _Overlap(cut, begin, self.ids[cut:usable], ends[:-1], ends[1:], is_word=is_word)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class _Overlap:
     """Tokens that the next window should have, too."""
 
     cut: int
@@ -209,7 +209,7 @@ def _merges_pairs(raw: RawTokenizer) -> bool:
     )
 
 
-def _forgets_what_it_read(raw: RawTokenizer) -> bool:
+def _words_are_independent(raw: RawTokenizer) -> bool:
     """Return whether words do not depend on the text before the preceding word."""
     if raw.pre_tokenizer is None:
         return True

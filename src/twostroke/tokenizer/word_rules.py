@@ -16,7 +16,7 @@ class WordRule:
 
     patterns: tuple[str, ...]
     """Regular expressions applied in order, each to the pieces of the ones before; a match is a word."""
-    takes_whole_words: bool = False
+    ignores_merges_for_words: bool = False
     """Whether a word that is a token becomes that token, whatever the merges say."""
     adds_bos: bool = False
 
@@ -112,17 +112,17 @@ _RULES: tuple[tuple[WordRule, str], ...] = (
     ),
     (WordRule((_GPT2,)), "granite-docling exaone4"),
     (
-        WordRule((_LLAMA3,), takes_whole_words=True, adds_bos=True),
+        WordRule((_LLAMA3,), ignores_merges_for_words=True, adds_bos=True),
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
     (WordRule((_LLAMA3,)), "dbrx smaug-bpe chatglm-bpe"),
-    (WordRule((_LLAMA3,), takes_whole_words=True), "glm4"),
+    (WordRule((_LLAMA3,), ignores_merges_for_words=True), "glm4"),
     (
         WordRule((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SIGNS}[\r\n]*|{_LINES}|{_SPACES_BY_POWERS}",)),
         "jais-2",
     ),
     (
-        WordRule((r"\p{N}{1,3}", rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}+|{_REST}"), takes_whole_words=True),
+        WordRule((r"\p{N}{1,3}", rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}+|{_REST}"), ignores_merges_for_words=True),
         "minicpm5",
     ),
     (WordRule((_QWEN2,)), "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2"),
@@ -133,13 +133,13 @@ _RULES: tuple[tuple[WordRule, str], ...] = (
     (WordRule(_DEEPSEEK_LLM), "deepseek-llm"),
     (WordRule(_DEEPSEEK_CODER), "deepseek-coder"),
     (WordRule(_DEEPSEEK3), "deepseek-v3 hunyuan-dense joyai-llm"),
-    (WordRule(_YOUTU, takes_whole_words=True), "youtu"),
+    (WordRule(_YOUTU, ignores_merges_for_words=True), "youtu"),
     (WordRule((_NO_PUNCTUATION,)), "poro-chat bloom gpt3-finnish"),
     (WordRule((_NO_PUNCTUATION, r"\p{N}")), "viking"),
-    (WordRule((_TEKKEN,), takes_whole_words=True, adds_bos=True), "tekken"),
+    (WordRule((_TEKKEN,), ignores_merges_for_words=True, adds_bos=True), "tekken"),
     (WordRule(_CHAMELEON, adds_bos=True), "chameleon"),
     (WordRule((_GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
-    (WordRule((_MARKED_GPT4O,), takes_whole_words=True), "granite-embed-multi-97m"),
+    (WordRule((_MARKED_GPT4O,), ignores_merges_for_words=True), "granite-embed-multi-97m"),
     (WordRule((r"\d{1,3}(?=(?:\d{3})*\b)", _TRUE_GPT4O)), "tiny_aya cohere2moe"),
     (WordRule((_BAILING,)), "bailingmoe bailingmoe2 llada-moe"),
     (WordRule((_SEED_CODER,)), "seed-coder"),

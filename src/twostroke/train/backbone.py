@@ -52,7 +52,7 @@ class Backbone:
         """Return the final-normed states of windows [n, T] int64: [n, T, H]."""
         num_windows, length = token_ids.shape
         firsts = range(0, num_windows * self._num_blocks, self._num_blocks)
-        rows = [self._kv.rows_of_runs(self._longest, first) for first in firsts]
+        rows = [self._kv.contiguous_page_ids(self._longest, first) for first in firsts]
         tables = [np.array(of_group, np.int32) for of_group in zip(*rows, strict=True)]
         attention = AttentionMetadata.build(
             query_start_loc=np.arange(num_windows + 1, dtype=np.int32) * length,

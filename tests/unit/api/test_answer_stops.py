@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from chat_outputs import TOOLS
 from twostroke.api.chat import ChatChoice
-from twostroke.api.conversation import ParsedText
-from twostroke.api.parsers.chat_parser import AnswerStops, ChatParser, make_parser
-from twostroke.api.parsers.json_text import is_whole_value
-from twostroke.api.parsers.output import HearContent
+from twostroke.api.conversation import ParsingReader
+from twostroke.api.parsers.chat_parser import ChatParser, ContentStopFinder, make_parser
+from twostroke.api.parsers.json_text import is_complete_value
+from twostroke.api.parsers.output import OnContent
 from twostroke.api.parsers.tool_choice import ChatTools
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
@@ -28,12 +28,12 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
 THOUGHT = "<think>Question: 6*7?</think>"
 
 
-def parser(hear_content: HearContent | None = None) -> ChatParser:
-    return make_parser("hermes", "qwen3", ChatTools(TOOLS), hear_content=hear_content)
+def parser(on_content: OnContent | None = None) -> ChatParser:
+    return make_parser("hermes", "qwen3", ChatTools(TOOLS), on_content=on_content)
 
 
-def find_stops(stops: Any) -> AnswerStops:
-    return AnswerStops(stops, parser)
+def find_stops(stops: Any) -> ContentStopFinder:
+    return ContentStopFinder(stops, parser)
 
 
 class Answer:
@@ -56,7 +56,7 @@ class Answer:
         processor = OutputProcessor(TOKENIZER)
         (name,) = processor.add("r", given, seeds=(0,), arrival_time_s=0.0, kind=kind)
         choice = ChatChoice(
-            ParsedText(parser(), TokenTexts(TOKENIZER, True, frozenset())),
+            ParsingReader(parser(), TokenTexts(TOKENIZER, True, frozenset())),
             prefix="",
             shows_reasoning=True,
             names_tool=False,
@@ -86,7 +86,7 @@ class Answer:
                 if part.finish_reason is not None:
                     reason = choice.finish_reason(part)
                     if kind is OutputKind.DELTA and reason == "stop":
-                        message["calls"] = [call for call in message["calls"] if is_whole_value(call[1])]
+                        message["calls"] = [call for call in message["calls"] if is_complete_value(call[1])]
                     return message, reason, part.stop_reason, num_tokens, choice.num_reasoning_tokens
         raise AssertionError("it never ended")
 
@@ -181,7 +181,7 @@ def test_what_is_found_depends_on_the_text_alone(pieces: list[str], stops: list[
     text = "".join(pieces)
 
     def run(sizes: list[int]) -> tuple[str, str | None]:
-        finder, released, start = AnswerStops(stops, parser), "", 0
+        finder, released, start = ContentStopFinder(stops, parser), "", 0
         for index in range(len(text) + 1):
             end = min(len(text), start + sizes[index % len(sizes)])
             more, match = finder.push(text[start:end]) if start < len(text) else finder.finish()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twostroke.api import batch_file
-from twostroke.api.batch_file import BadLine, BatchRequest, ResultsFile, count_lines, read_requests
+from twostroke.api.batch_file import BatchRequest, InvalidLine, ResultsFile, count_lines, read_requests
 from twostroke.errors import InvalidParameter
 
 URLS = frozenset({"/v1/completions"})
@@ -22,7 +22,7 @@ def line(custom_id: Any = "a", **changes: Any) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-def read(path: Path, content: bytes) -> list[BatchRequest | BadLine]:
+def read(path: Path, content: bytes) -> list[BatchRequest | InvalidLine]:
     path.write_bytes(content)
     return list(read_requests(path, URLS))
 
@@ -56,7 +56,7 @@ def test_a_line_that_is_no_request_says_why(
     tmp_path: Path, content: bytes, custom_id: str | None, code: str, message: str
 ) -> None:
     bad, good = read(tmp_path / "r", content + line("good"))
-    assert isinstance(bad, BadLine)
+    assert isinstance(bad, InvalidLine)
     assert (bad.line, bad.custom_id, bad.code) == (1, custom_id, code)
     assert message in bad.message
     assert isinstance(good, BatchRequest)
@@ -65,7 +65,7 @@ def test_a_line_that_is_no_request_says_why(
 def test_an_id_is_taken_once(tmp_path: Path) -> None:
     first, second = read(tmp_path / "r", line("a") + line("a"))
     assert isinstance(first, BatchRequest)
-    assert second == BadLine(2, "a", "duplicate_custom_id", second.message)  # type: ignore[union-attr]
+    assert second == InvalidLine(2, "a", "duplicate_custom_id", second.message)  # type: ignore[union-attr]
 
 
 def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_line_without_end_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(batch_file, "_BLOCK_BYTES", 64)
     long = line("long", body={"prompt": "x" * 1000})
     found = read(tmp_path / "r", long + line("a") + long[:-1])
-    assert [(f.line, f.code if isinstance(f, BadLine) else "") for f in found] == [
+    assert [(f.line, f.code if isinstance(f, InvalidLine) else "") for f in found] == [
         (1, "line_too_long"),
         (2, ""),
         (3, "line_too_long"),
@@ -84,7 +84,7 @@ def write_some(path: Path, *custom_ids: str) -> None:
     results = ResultsFile(path)
     for i, custom_id in enumerate(custom_ids):
         results.add_response(BatchRequest(i + 1, custom_id, "", {}), 200, {"text": "\u2028 é"})
-    results.add_error(BadLine(9, None, "invalid_json_line", "no JSON"))
+    results.add_error(InvalidLine(9, None, "invalid_json_line", "no JSON"))
     results.close()
 
 
@@ -123,8 +123,8 @@ def test_a_file_cut_anywhere_is_gone_on_with(tmp_path_factory: pytest.TempPathFa
 def test_bad_lines_are_told_once(tmp_path: Path) -> None:
     write_some(tmp_path / "o")
     results = ResultsFile(tmp_path / "o")
-    assert results.has(BadLine(9, None, "", ""))
-    assert not results.has(BadLine(8, None, "", ""))
+    assert results.has(InvalidLine(9, None, "", ""))
+    assert not results.has(InvalidLine(8, None, "", ""))
     results.close()
 
 

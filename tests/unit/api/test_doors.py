@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from twostroke.api.messages import chat_of_messages
+from twostroke.api.messages import chat_from_messages
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import WireObject, as_sent
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.shapes import CHECKED_BYTES
-from twostroke.api.responses import chat_of_response
+from twostroke.api.responses import chat_from_response
 from twostroke.api.routing import read_body
 from twostroke.errors import InvalidParameter
 from twostroke.tokenizer.chat_template import ChatTemplate
@@ -87,11 +87,11 @@ TURNS: list[dict[str, Any]] = [
 
 
 def of_items(items: list[dict[str, Any]], **fields: Any) -> ChatRequest:
-    return chat_of_response(ResponsesRequest.model_validate({"input": items, **fields}))
+    return chat_from_response(ResponsesRequest.model_validate({"input": items, **fields}))
 
 
 def of_turns(turns: list[dict[str, Any]], **fields: Any) -> ChatRequest:
-    return chat_of_messages(CountTokensRequest.model_validate({"messages": turns, **fields}))
+    return chat_from_messages(CountTokensRequest.model_validate({"messages": turns, **fields}))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -189,7 +189,7 @@ def test_what_chats_take_responses_take(item: dict[str, Any], said: dict[str, An
     user = {"role": "user", "content": "x" * size}
     body = read_body(ResponsesRequest, json.dumps({"input": [user, item, user]}).encode())
     template = ChatTemplate({"default": TEMPLATES[name]}, {})
-    found = template.render(chat_of_response(ResponsesRequest.model_validate(body)).messages)
+    found = template.render(chat_from_response(ResponsesRequest.model_validate(body)).messages)
     assert found == template.render([user, said, user])
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factories import submitted
-from twostroke.api.answering import WRITE_NOW, EventResponse, RepeatedEvent, event
+from twostroke.api.answering import WRITE_NOW, EventResponse, EventTemplate, event
 from twostroke.api.generation import AnswerGeneration, Caller
 from twostroke.client.engine_client import OutputStream
 from twostroke.errors import EngineError
@@ -42,7 +42,7 @@ class Admission:
 
     def cache_salt(self, *_: Any) -> None: ...
 
-    def longest_wait_s(self, _: Any, *, background: bool) -> float:
+    def max_wait_s(self, _: Any, *, background: bool) -> float:
         return 60.0
 
 
@@ -282,4 +282,4 @@ def test_a_repeated_event_is_the_event(text: str, ids: list[int], other: str) ->
     def body(text: str, ids: list[int]) -> dict[str, Any]:
         return {"100%": other, "choices": [{"text": text, "n": None}], "%b": {"ids": ids}}
 
-    assert RepeatedEvent(body, 2).filled(text, ids) == event(body(text, ids))
+    assert EventTemplate(body, 2).filled(text, ids) == event(body(text, ids))

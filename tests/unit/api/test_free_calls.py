@@ -12,7 +12,7 @@ import text_fakes
 from chat_outputs import TOOLS
 from grammar_walks import allowed, backend, eos_id, num_columns, text_of, walk
 from twostroke.api.parsers.chat_parser import make_parser
-from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, free_calls
+from twostroke.api.parsers.families import TOOL_CALL_FAMILIES, optional_call_syntax
 from twostroke.api.parsers.tool_choice import ChatTools
 from twostroke.grammar.backend import GrammarMatcher
 from twostroke.sampling_params import StructuredOutputs
@@ -25,7 +25,7 @@ COLUMNS, EOS = num_columns("byte_level"), eos_id("byte_level")
 
 def matcher_of(family: str) -> GrammarMatcher:
     grammars = backend("byte_level")
-    calls = free_calls(TOOL_CALL_FAMILIES[family], NAMES)
+    calls = optional_call_syntax(TOOL_CALL_FAMILIES[family], NAMES)
     return grammars.matcher(grammars.compile(StructuredOutputs(json=FORM), calls))
 
 
@@ -140,7 +140,7 @@ def test_markers_may_be_special_tokens() -> None:
     special = "<|im_start|>"
     family = dataclasses.replace(TOOL_CALL_FAMILIES["hermes"], markers=(special,))
     grammars = backend("byte_level")
-    matcher = grammars.matcher(grammars.compile(StructuredOutputs(json=FORM), free_calls(family, NAMES)))
+    matcher = grammars.matcher(grammars.compile(StructuredOutputs(json=FORM), optional_call_syntax(family, NAMES)))
     marker = TOKENIZER.token_id(special)
     assert marker in TOKENIZER.special_token_ids
     assert marker in allowed(matcher, COLUMNS)
@@ -155,9 +155,9 @@ def test_markers_may_be_special_tokens() -> None:
 
 def test_names_that_no_parser_finds_cannot_be_called() -> None:
     grammars = backend("byte_level")
-    calls = free_calls(TOOL_CALL_FAMILIES["hermes"], ["get weather", "now"])
+    calls = optional_call_syntax(TOOL_CALL_FAMILIES["hermes"], ["get weather", "now"])
     matcher = grammars.matcher(grammars.compile(StructuredOutputs(json=FORM), calls))
     assert takes(matcher, WRITTEN["hermes"])
     assert not takes(matcher, WRITTEN["hermes"].replace("now", "get weather"))
-    none = free_calls(TOOL_CALL_FAMILIES["hermes"], ["get weather"])
+    none = optional_call_syntax(TOOL_CALL_FAMILIES["hermes"], ["get weather"])
     assert takes(grammars.matcher(grammars.compile(StructuredOutputs(json=FORM), none)), '{"ok": false}')

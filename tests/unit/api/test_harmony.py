@@ -18,11 +18,11 @@ from chat_output import NOW, TOOLS
 from grammar_walks import allowed, walk
 from harmony_template import TEMPLATE
 from twostroke.api.dialect import Dialect
-from twostroke.api.parsers.chat_parser import AnswerStops, make_parser
+from twostroke.api.parsers.chat_parser import ContentStopFinder, make_parser
 from twostroke.api.parsers.output import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallBegin
 from twostroke.api.parsers.tool_choice import ChatTools, NamedTool, Tool
 from twostroke.client.chat_inputs import ChatInputs
-from twostroke.client.input_processor import AnswerForm, InputProcessor
+from twostroke.client.input_processor import InputProcessor, ParserSettings
 from twostroke.errors import InvalidParameter
 from twostroke.grammar.backend import GrammarMatcher
 from twostroke.grammar.guidance import Guidance
@@ -145,7 +145,7 @@ def test_a_name_that_no_header_can_hold_cannot_be_required() -> None:
 
 
 def test_stop_strings_are_looked_for_in_the_answer_alone() -> None:
-    stops = AnswerStops(["Hm", "json"], lambda hear: make_parser(*PARSERS, ChatTools(TOOLS), hear_content=hear))
+    stops = ContentStopFinder(["Hm", "json"], lambda hear: make_parser(*PARSERS, ChatTools(TOOLS), on_content=hear))
     text = THOUGHT + "<|channel|>commentary to=functions.now json<|message|>{}<|call|><|start|>assistant"
     text += "<|channel|>final<|message|>Yes. Hm?"
     pushed, match = "", None
@@ -179,7 +179,7 @@ def test_tokens_that_end_a_turn_end_the_text() -> None:
     inputs = InputProcessor(tokenizer, max_model_len=64, vocab_size=600, eos_token_ids=(1,), chat_template=TEMPLATE)
     chat = ChatInputs([{"role": "user", "content": "a?"}])
     ends = ("<|im_start|>", "no token", "a")  # the last is no special token
-    assert inputs.process_chat(chat, answer=AnswerForm(end_tokens=ends)).eos_token_ids == {
+    assert inputs.process_chat(chat, answer=ParserSettings(end_tokens=ends)).eos_token_ids == {
         1,
         tokenizer.token_id("<|im_start|>"),
     }

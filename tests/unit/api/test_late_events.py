@@ -36,7 +36,7 @@ class Admission:
 
     def cache_salt(self, *_: Any) -> None: ...
 
-    def longest_wait_s(self, _: Any, *, background: bool) -> float:
+    def max_wait_s(self, _: Any, *, background: bool) -> float:
         return 60.0
 
 

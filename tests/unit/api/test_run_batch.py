@@ -192,7 +192,7 @@ def test_a_second_run_asks_only_for_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "out").write_bytes(whole[:-30])  # as if the first run had been killed while it wrote
     engine = EchoEngine()
     found = answer(engine, write(tmp_path / "in", *rows), tmp_path / "out")
-    assert found == BatchCount(answered=5, there_before=5)
+    assert found == BatchCount(answered=5, done_before=5)
     assert len(engine.prompts) == 5
     assert texts(tmp_path / "out") == {f"r{i}": f"p{i}" for i in range(10)}
 
@@ -222,7 +222,7 @@ def test_lines_fail_alone_and_as_the_server_says_it(tmp_path: Path) -> None:
         "other": 404, "hot": 400, "typed": 400, "stream": 400, "suffix": 400, "None": None, "good": 200
     }  # fmt: skip
     again = answer(EchoEngine(), tmp_path / "in", tmp_path / "out")
-    assert again == BatchCount(there_before=8)
+    assert again == BatchCount(done_before=8)
 
 
 def test_unknown_fields_are_refused_when_strict(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_an_engine_that_is_gone_ends_the_run_and_keeps_the_results(tmp_path: Pat
     with pytest.raises(EngineError, match=r"it is gone\. Run it again"):
         answer(EchoEngine(deaths=1, comes_back=False), requests, tmp_path / "out", max_concurrency=1)
     assert set(results(tmp_path / "out")) == {"a"}
-    assert answer(EchoEngine(), requests, tmp_path / "out") == BatchCount(answered=2, there_before=1)
+    assert answer(EchoEngine(), requests, tmp_path / "out") == BatchCount(answered=2, done_before=1)
 
 
 def test_the_real_engine_says_what_it_says_elsewhere(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_mutated_file_never_ends_the_batch(tmp_path: Path, seed: int) -> None:
     for row in told:
         assert row["error"] is not None or row["response"]["status_code"] in (200, 400, 404, 413), row
     again = answer(EchoEngine(), requests, tmp_path / "out")
-    assert again == BatchCount(there_before=len(told))
+    assert again == BatchCount(done_before=len(told))
 
 
 def test_half_a_character_in_any_text_of_a_line_is_refused(tmp_path: Path) -> None:
@@ -384,4 +384,4 @@ def test_half_a_character_in_any_text_of_a_line_is_refused(tmp_path: Path) -> No
     found = answer(EchoEngine(), write(tmp_path / "in", *rows), tmp_path / "out")
     assert found.answered + found.refused + found.bad_lines == len(rows)
     assert results(tmp_path / "out")["good"]["response"]["status_code"] == 200
-    assert answer(EchoEngine(), tmp_path / "in", tmp_path / "out") == BatchCount(there_before=len(rows))
+    assert answer(EchoEngine(), tmp_path / "in", tmp_path / "out") == BatchCount(done_before=len(rows))

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.hostile.fields import Field, fields_of
-from twostroke.api.generation import LARGE_AMOUNT, amount_of
+from twostroke.api.generation import LARGE_INPUT, input_size
 from twostroke.api.http_errors import HTTPError, validation_answer
 from twostroke.api.protocol.chat import ChatRequest, unknown_in_messages
 from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_PARAMETER_ITEMS, AtMost, WireObject
@@ -347,12 +347,12 @@ def test_an_amount_is_not_counted_to_its_end() -> None:
             Values.num_read += 1
             return super().values()
 
-    assert amount_of([Values(a=[]) for _ in range(300_000)]) > 1 << 18
+    assert input_size([Values(a=[]) for _ in range(300_000)]) > 1 << 18
     assert Values.num_read < 20_000
-    assert amount_of("a" * 100, None, 5, ["b"] * 50) == 216
+    assert input_size("a" * 100, None, 5, ["b"] * 50) == 216
 
 
 @pytest.mark.parametrize("item", [[], {}, [1], [[]]], ids=str)
 def test_lists_and_objects_count_however_little_they_hold(item: Any) -> None:
     """Each takes a step of the counting; as many as a request may have are long."""
-    assert amount_of({"a": [item] * 20_000}) > LARGE_AMOUNT
+    assert input_size({"a": [item] * 20_000}) > LARGE_INPUT

@@ -28,7 +28,7 @@ from benchmarks.card.arithmetic import (
 )
 from benchmarks.card.machine import Card, Processors, TracedSteps, Tracer, find_machine, measure_limits, work_in
 from benchmarks.card.shapes import QWEN3_8B, TINY, is_alike, write_shape
-from benchmarks.claim import Claim, NotOnThisMachine, ReproduceOptions, Reproduction
+from benchmarks.claim import Claim, MissingHardware, ReproduceOptions, Reproduction
 from benchmarks.reproduce import card
 from benchmarks.reproduce.recorded import with_values
 from benchmarks.reproduce.run import RESULTS, reproduce
@@ -155,11 +155,11 @@ def test_a_setting_that_nobody_has_is_an_error() -> None:
 
 def test_what_is_missing_for_a_card_is_said() -> None:
     assert isinstance(find_machine(needs_card=False, facts=NO_CARD), Processors)
-    with pytest.raises(NotOnThisMachine, match=r"--full .*NVIDIA GPU.*built for CPUs only.*Without --full") as error:
+    with pytest.raises(MissingHardware, match=r"--full .*NVIDIA GPU.*built for CPUs only.*Without --full") as error:
         find_machine(needs_card=True, facts=NO_CARD)
     assert "--device" not in str(error.value)
     no_driver = replace(H200, failure="Found no NVIDIA driver on your system. Please check")
-    with pytest.raises(NotOnThisMachine, match="no NVIDIA driver"):
+    with pytest.raises(MissingHardware, match="no NVIDIA driver"):
         find_machine(needs_card=True, facts=no_driver)
 
 
@@ -411,7 +411,7 @@ def test_an_interrupted_run_keeps_what_it_has(
 @pytest.mark.usefixtures("no_card")
 def test_full_is_refused_without_a_card_and_left_out_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ReproduceOptions(full=True, results=tmp_path, plots=False)
-    with pytest.raises(NotOnThisMachine, match="built for CPUs only"):
+    with pytest.raises(MissingHardware, match="built for CPUs only"):
         reproduce(["card"], options, Console(quiet=True))
     monkeypatch.setattr("benchmarks.reproduce.run.RESULTS", {"card": RESULTS["card"]})
     console = Console(record=True, width=300, file=io.StringIO())

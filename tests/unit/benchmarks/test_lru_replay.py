@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.reproduce.r10_prefix_cache import LruReplay
+from benchmarks.reproduce.r10_prefix_cache import PrefixCacheReplay
 from oracle.naive_prefix_cache import NaivePrefixCache
 from twostroke.measure.workload import TraceSpec, WorkloadRequest, of_trace
 from twostroke.simulation.trace import TraceEntry
@@ -23,7 +23,7 @@ PROMPTS = st.lists(
 def test_replay_is_the_naive_cache(
     prompts: list[tuple[tuple[int, ...], int]], num_blocks: int, block_size: int
 ) -> None:
-    replay = LruReplay(num_blocks, block_size, OUTPUT)
+    replay = PrefixCacheReplay(num_blocks, block_size, OUTPUT)
     naive = NaivePrefixCache(num_blocks, block_size)
     for prompt, num_output in prompts:
         request = WorkloadRequest(prompt, num_output)
@@ -31,7 +31,7 @@ def test_replay_is_the_naive_cache(
 
 
 def test_a_whole_prompt_in_the_cache_still_computes_its_last_block() -> None:
-    replay = LruReplay(None, 4)
+    replay = PrefixCacheReplay(None, 4)
     request = WorkloadRequest(tuple(range(2, 14)), 1)  # 3 full blocks
     assert [replay.run(request) for _ in range(3)] == [0, 2, 2]
 
@@ -43,5 +43,5 @@ def test_what_was_used_longest_ago_goes_first_and_heads_go_last(num_blocks: int 
         TraceEntry(0.0, 2048, 1, (3, 4, 5, 6)),
         TraceEntry(0.0, 1536, 1, (0, 1, 2)),
     ]
-    replay = LruReplay(num_blocks, 8)
+    replay = PrefixCacheReplay(num_blocks, 8)
     assert [replay.run(r) for r in of_trace(entries, TraceSpec()).requests] == hits

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import router
 from benchmarks import router as gateway
-from benchmarks.router import TOKEN_US, GatewayPrices, RouterOptions, fleets, run_router
+from benchmarks.router import TOKEN_US, GatewayCosts, RouterOptions, fleets, run_router
 from twostroke.errors import InvalidParameter
 
 _ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_the_gateways_on_the_page_are_those_of_the_measured_prices() -> None:
         {size: row["route_us"]["mean"] + row["placed_us"] for size, row in sizes.items()},
         {size: row["put_us"] for size, row in sizes.items()},
         found["bytes_per_hash"],
-        GatewayPrices(**found["gateway"]),
+        GatewayCosts(**found["gateway"]),
     )
     lines = _PAGE.partition("## Gateways")[2].partition("**Cells.**")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| 1")]

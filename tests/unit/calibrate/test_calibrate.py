@@ -26,7 +26,7 @@ from twostroke.model.model_files import find_model_of
 from twostroke.planner.options import PlanOptions, TraceOptions
 from twostroke.planner.plan import make_plan
 from twostroke.planner.trace_replay import replay_trace
-from twostroke.startup.calibrated import Pace, find_calibration, pace_of, place_to_write
+from twostroke.startup.calibrated import Pace, find_calibration, latency_model, place_to_write
 
 LOAD = LoadConfig(threads=1)
 FEW: dict[str, Any] = {
@@ -249,7 +249,7 @@ def test_a_broken_calibration_counts_as_none_and_is_named(tmp_path: Path, home: 
 
 
 def _pace(model: Path) -> Pace:
-    return pace_of(EngineConfig.from_keywords(threads=1), model, SHAPE, LIMITS)
+    return latency_model(EngineConfig.from_keywords(threads=1), model, SHAPE, LIMITS)
 
 
 def test_a_broken_calibration_stops_no_command(
@@ -275,7 +275,7 @@ def test_a_broken_calibration_stops_no_command(
 def test_engine_plan_and_replay_go_by_the_calibration_in_the_cache(tmp_path: Path, home: Path) -> None:
     SOME.write(place_to_write(find_model_of(LOAD).path, LOAD))
     config = EngineConfig.from_keywords(threads=1, itl_slo="10s", block_size=8)
-    pace = pace_of(config, find_model_of(LOAD).path, SHAPE, LIMITS)
+    pace = latency_model(config, find_model_of(LOAD).path, SHAPE, LIMITS)
     assert pace.step_times == STEP_TIMES
     assert "calibrated: " in pace.lines[0]
     assert "not calibrated" not in pace.lines[0]

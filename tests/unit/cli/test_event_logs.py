@@ -25,7 +25,7 @@ from twostroke.cli.view import view
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.event_codec import EVENT_LOG_VERSION, from_json, to_json
-from twostroke.measure.from_log import prompt_tokens_of
+from twostroke.measure.from_log import count_prompt_tokens
 from twostroke.measure.serve.load import Origin
 from twostroke.measure.workload import of_lengths
 from twostroke.planner.options import PlanOptions
@@ -134,7 +134,7 @@ def test_the_cost_of_prompts_and_output_alike(
 ) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("".join(f"{line}\n" for line in lines))
-    assert prompt_tokens_of(map(from_json, lines)) == 3 * 8
+    assert count_prompt_tokens(map(from_json, lines)) == 3 * 8
     bench.summarize(path, price_per_hour=3600.0)
     words = re.findall(r"[\d,.]+(?= (?:in total|per million))", capsys.readouterr().out)
     total, of_output, alike = (float(word.replace(",", "")) for word in words)

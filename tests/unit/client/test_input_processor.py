@@ -200,9 +200,9 @@ class CountingTokenizer:
         self.num_chars += len(text)
         return self._tokenizer.encode(text, add_special_tokens)
 
-    def encode_compactly(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+    def encode_compact(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
         self.num_chars += len(text)
-        return self._tokenizer.encode_compactly(text, add_special_tokens)
+        return self._tokenizer.encode_compact(text, add_special_tokens)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from twostroke import LLM, SamplingParams
-from twostroke.client.text_engine import interrupts_held
+from twostroke.client.text_engine import hold_interrupts
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import EngineError
 from twostroke.scheduler.replay import replay
@@ -99,7 +99,7 @@ def test_a_program_with_its_own_handler_keeps_it() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, _: seen.append(signum))
     try:
-        with interrupts_held() as let_through:
+        with hold_interrupts() as let_through:
             signal.raise_signal(signal.SIGINT)
             assert not seen
             let_through()

@@ -9,7 +9,7 @@ import pytest
 
 from factories import make_layout
 from fakes import FakeEngine
-from twostroke.api.admission import HEADROOM, QueueLimits, RequestCost, predicted_wait_s, refuse_overload
+from twostroke.api.admission import HEADROOM, QueueLimits, RequestCost, check_overload, predicted_wait_s
 from twostroke.batch import ScheduledBatch
 from twostroke.client.load import EngineLoad, LoadMeter, StepTimeFit
 from twostroke.config.scheduler import SchedulerConfig
@@ -53,7 +53,7 @@ class Shop:
         num_prompt_tokens = self.dice.randint(10, 120)
         load = self.meter.load("")
         try:
-            refuse_overload(load, self.limits, RequestCost(1, num_prompt_tokens))
+            check_overload(load, self.limits, RequestCost(1, num_prompt_tokens))
         except Overloaded:
             self.num_refused += 1
             return
@@ -164,17 +164,17 @@ def test_steps_that_are_all_alike_are_taken_for_prefills() -> None:
 
 def test_a_full_queue_has_room_for_a_tenant_below_its_share() -> None:
     flooded = {"num_slots": 1, "num_waiting": 10, "num_waiting_tokens": 100, "num_tenants": 2}
-    refuse_overload(EngineLoad(**flooded, num_own_waiting=4), limits(max_queued_requests=10), RequestCost())
+    check_overload(EngineLoad(**flooded, num_own_waiting=4), limits(max_queued_requests=10), RequestCost())
     with pytest.raises(Overloaded, match="the queue is full: with this request 11 requests; the limit is 10"):
-        refuse_overload(EngineLoad(**flooded, num_own_waiting=5), limits(max_queued_requests=10), RequestCost())
+        check_overload(EngineLoad(**flooded, num_own_waiting=5), limits(max_queued_requests=10), RequestCost())
 
 
 def test_a_deadline_of_the_callers_counts_until_the_first_token() -> None:
     load = EngineLoad(num_slots=4, step_s=0.5, prefill_s_per_token=0.01)
     cost = RequestCost(1, 100)
-    refuse_overload(load, limits(), cost, deadline_s=1.6 / HEADROOM)
+    check_overload(load, limits(), cost, deadline_s=1.6 / HEADROOM)
     with pytest.raises(Overloaded, match=r"its first token would come after about 1\.5 s") as refused:
-        refuse_overload(load, limits(), cost, deadline_s=1.4 / HEADROOM)
+        check_overload(load, limits(), cost, deadline_s=1.4 / HEADROOM)
     assert refused.value.retry_after_s == 1
 
 
@@ -191,6 +191,6 @@ def test_a_deadline_of_the_callers_counts_until_the_first_token() -> None:
 )
 def test_what_never_fits_is_the_callers_mistake(cost: RequestCost, name: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
-        cost.check_possible(QueueLimits(10, 100, 1.0, 1000))
+        cost.check_fits_empty_queue(QueueLimits(10, 100, 1.0, 1000))
     assert refused.value.name == name
     assert ("log-probabilities" in str(refused.value)) == name.endswith("logprobs")

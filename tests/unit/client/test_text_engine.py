@@ -51,9 +51,9 @@ def folder(random_models: dict[str, Path]) -> str:
     return str(random_models["llama"])
 
 
-def text_engine(model: str, around_executor: Callable[[Executor], Executor] | None = None, **config: Any) -> TextEngine:
+def text_engine(model: str, wrap_executor: Callable[[Executor], Executor] | None = None, **config: Any) -> TextEngine:
     config = {"kv_cache_memory": 1 << 24, "threads": 1} | config
-    return build_text_engine(EngineConfig.from_keywords(model=model, **config), around_executor)
+    return build_text_engine(EngineConfig.from_keywords(model=model, **config), wrap_executor)
 
 
 def drain(engine: TextEngine) -> dict[str, RequestOutput]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from twostroke.batch import NewRequest, TokenLogprobs
-from twostroke.cluster.dispatcher import MAX_ATTEMPTS, Dispatched, Dispatcher
+from twostroke.cluster.dispatcher import MAX_ATTEMPTS, Dispatcher, DispatchResult
 from twostroke.cluster.messages import Add, Finish
 from twostroke.cluster.routed_placer import LeastBusy, Place, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import DropKV, FetchKV, LenderFacts
+from twostroke.engine.handover_port import DropKV, FetchKV, LenderAddress
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 from twostroke.kv_transfer.address import Address
 from twostroke.pools.member import Role
@@ -19,7 +19,7 @@ from twostroke.sampling_params import SamplingParams
 
 
 def member(name: str, role: Role) -> ReadyWorker:
-    lender = LenderFacts(Address(path=f"/{name}"), 1) if role is Role.PREFILL else None
+    lender = LenderAddress(Address(path=f"/{name}"), 1) if role is Role.PREFILL else None
     return ReadyWorker(name, role, lender, 4)
 
 
@@ -28,7 +28,7 @@ def request(name: str = "r", *, max_tokens: int = 8, **given: object) -> Generat
     return GenerationRequest(NewRequest(name, tuple(range(10)), params, 0), 0.0, max_tokens)
 
 
-def commands(outcome: Dispatched) -> list[tuple[str, type]]:
+def commands(outcome: DispatchResult) -> list[tuple[str, type]]:
     return [(order.worker_id, type(order.command)) for order in outcome.orders]
 
 
@@ -93,7 +93,7 @@ def test_a_stale_frame_is_dropped_at_the_fence() -> None:
         dispatcher.take_in("p", [made("r@1", 3, 99)]),  # one that leaves a gap
     ]
     assert not any(outcome.updates or outcome.orders for outcome in stale)
-    assert dispatcher.num_fenced == len(stale)
+    assert dispatcher.num_late_updates == len(stale)
     outcome = dispatcher.take_in("p", [made("r@1", 2, 7, reason=FinishReason.LENGTH)])
     assert [(update.request_id, update.token_ids) for update in outcome.updates] == [("r", (7,))]
 

@@ -10,7 +10,7 @@ import zmq
 
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.messages import Alive, encode_message
-from twostroke.cluster.wires import FolderWires, engine_ends
+from twostroke.cluster.wires import FolderSockets, engine_ends
 
 
 class Child:
@@ -45,7 +45,7 @@ def test_a_report_that_nobody_waits_for_does_not_keep_the_loop_busy() -> None:
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:
-            process = Counting(Child(), FolderWires(Path(folder)), last_words_s=0.0)
+            process = Counting(Child(), FolderSockets(Path(folder)), final_reports_s=0.0)
             commands, reports = engine_ends(context, Path(folder))
             for _ in range(3):
                 reports.send(encode_message(Alive()))

@@ -64,9 +64,9 @@ def test_the_speed_of_a_hand_over_is_not_awaited_for_ever() -> None:
     for number, decode in enumerate(("d0", "d1", "d1")):
         placer.routed(RequestRouted(0.0, GATEWAY, f"r{number}", decode, "p0", ""))
     placer.left("d1")
-    assert placer.num_on_the_way == 1
+    assert placer.num_handovers == 1
     placer.left("p0")
-    assert placer.num_on_the_way == 0
+    assert placer.num_handovers == 0
 
 
 @pytest.mark.parametrize(("threads", "assumed"), [(1, 4000), (2, 1000)])

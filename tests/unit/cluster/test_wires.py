@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import zmq
 
-from twostroke.cluster.wires import NetworkEnd, NetworkWires, engine_ends
+from twostroke.cluster.wires import NetworkEnd, NetworkSockets, engine_ends
 
 SOON_MS, LATE_MS = 500, 20_000
 
 
 @pytest.fixture
-def both() -> Generator[tuple[NetworkWires, Any, Any]]:
+def both() -> Generator[tuple[NetworkSockets, Any, Any]]:
     """A gateway's wires, and the sockets of the process at their end."""
     public, secret = zmq.curve_keypair()
     engine_public, engine_secret = zmq.curve_keypair()
@@ -30,13 +30,13 @@ def both() -> Generator[tuple[NetworkWires, Any, Any]]:
         context = zmq.Context()
         commands, reports = engine_ends(context, Path(folder))
         assert not list(Path(folder).iterdir()), "the secret key is left behind"
-        yield NetworkWires("127.0.0.1", ports, engine_public, public, secret), commands, reports
+        yield NetworkSockets("127.0.0.1", ports, engine_public, public, secret), commands, reports
         commands.close()
         reports.close()
         context.term()
 
 
-def says(wires: NetworkWires, commands: Any, reports: Any, patience_ms: int) -> tuple[bool, bool]:
+def says(wires: NetworkSockets, commands: Any, reports: Any, patience_ms: int) -> tuple[bool, bool]:
     """Whether a command came through, and a report."""
     with zmq.Context() as context:
         to_engine, from_engine = wires.ends(context)
@@ -53,11 +53,11 @@ def says(wires: NetworkWires, commands: Any, reports: Any, patience_ms: int) -> 
     return is_heard, hears
 
 
-def test_the_gateway_is_heard_and_hears(both: tuple[NetworkWires, Any, Any]) -> None:
+def test_the_gateway_is_heard_and_hears(both: tuple[NetworkSockets, Any, Any]) -> None:
     assert says(*both, LATE_MS) == (True, True)
 
 
-def test_strangers_are_not_heard_and_change_nothing(both: tuple[NetworkWires, Any, Any]) -> None:
+def test_strangers_are_not_heard_and_change_nothing(both: tuple[NetworkSockets, Any, Any]) -> None:
     """With keys of their own, with another process's key in mind, and without any."""
     wires, commands, reports = both
     public, secret = zmq.curve_keypair()

@@ -87,7 +87,7 @@ def test_a_config_says_how_experts_are_chosen() -> None:
         scores="sigmoid",
         is_renormalized=True,
         scale=2.5,
-        has_correction=True,
+        has_correction_bias=True,
         num_groups=4,
         num_chosen_groups=2,
         shared_size=96,

@@ -534,7 +534,11 @@ def test_values_of_gemma_and_phi() -> None:
     assert [rope.factor for rope, _ in stretched.ropes] == [1.0, 8.0]
     assert stretched.max_context == 32768, "as it is after the stretching"
     gemma2 = ModelConfig.from_hf(PUBLISHED["gemma-2-2b"][0])
-    assert (gemma2.layers[1].score_cap, gemma2.logits_cap, gemma2.layer_windows[:2]) == (50.0, 30.0, (4096, None))
+    assert (gemma2.layers[1].attention_softcap, gemma2.logits_softcap, gemma2.layer_windows[:2]) == (
+        50.0,
+        30.0,
+        (4096, None),
+    )
     phi = ModelConfig.from_hf(PUBLISHED["Phi-4-mini-instruct"][0])
     rope = phi.ropes[0][0]
     assert (rope.rope_type, rope.rotary_dim, rope.factor, phi.max_context) == ("longrope", 96, 32.0, 131072)
@@ -668,7 +672,7 @@ def test_gemma_4s_layers() -> None:
         (13, 512, 12_288),
         (14, None, 12_288),
     }
-    assert {(rope.rope_type, rope.turned_share, size) for rope, size in dense.ropes} == {
+    assert {(rope.rope_type, rope.rotating_share, size) for rope, size in dense.ropes} == {
         ("default", 1.0, 256),
         ("proportional", 0.25, 512),
     }

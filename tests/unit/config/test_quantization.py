@@ -80,7 +80,7 @@ def read(given: dict[str, Any]) -> QuantizationConfig:
 )
 def test_published_configs(given: dict[str, Any], expected: tuple[Any, ...]) -> None:
     found = read(given)
-    assert (found.layout, found.bits, found.group_size, found.symmetric, found.needs_order) == expected
+    assert (found.layout, found.bits, found.group_size, found.symmetric, found.has_act_order) == expected
     assert found.method == given["quant_method"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 import pytest
 
 from twostroke.batch import BlockTableUpdate, Commit, ScheduledRequest, Stroke
-from twostroke.engine.garbage import IN_A_LULL, OLDER, YOUNG, look_in_a_lull
+from twostroke.engine.garbage import IDLE_THRESHOLD, OLDER, YOUNG, collect_when_idle
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 
 
@@ -21,9 +21,9 @@ def young() -> Generator[list[list[int]]]:
 
 
 def test_a_lull_is_used_where_a_look_is_due_soon(young: list[list[int]]) -> None:
-    young.extend([] for _ in range(IN_A_LULL + 100))
-    assert IN_A_LULL < gc.get_count()[0] < YOUNG
-    look_in_a_lull()
+    young.extend([] for _ in range(IDLE_THRESHOLD + 100))
+    assert IDLE_THRESHOLD < gc.get_count()[0] < YOUNG
+    collect_when_idle()
     assert gc.get_count()[0] < 100
 
 
@@ -33,8 +33,8 @@ def test_the_old_are_looked_through_in_their_turn(young: list[list[int]]) -> Non
     try:
         for _ in range((OLDER[0] + 2) * (OLDER[1] + 2)):
             young.clear()
-            young.extend([] for _ in range(IN_A_LULL + 100))
-            look_in_a_lull()
+            young.extend([] for _ in range(IDLE_THRESHOLD + 100))
+            collect_when_idle()
     finally:
         gc.callbacks.pop()
     assert seen.count(2) == 1
@@ -43,9 +43,9 @@ def test_the_old_are_looked_through_in_their_turn(young: list[list[int]]) -> Non
 
 
 def test_a_lull_is_left_alone_where_there_is_little_to_look_at(young: list[list[int]]) -> None:
-    young.extend([] for _ in range(IN_A_LULL // 2))
-    look_in_a_lull()
-    assert gc.get_count()[0] >= IN_A_LULL // 2
+    young.extend([] for _ in range(IDLE_THRESHOLD // 2))
+    collect_when_idle()
+    assert gc.get_count()[0] >= IDLE_THRESHOLD // 2
 
 
 def test_a_tokens_share_of_a_step_is_never_looked_through() -> None:

@@ -17,7 +17,7 @@ from twostroke.config.kv_format import KVFormat, is_quantized
 from twostroke.config.load import Kernels
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
-from twostroke.kernels.interface import HeadTurn
+from twostroke.kernels.interface import QKNormRope
 from twostroke.kernels.reference import attention_plan
 
 BACKENDS: list[Kernels] = ["reference", *native.levels()]  # type: ignore[list-item]
@@ -30,11 +30,11 @@ SHAPES = {
     "window of one": Shape(window=1),
     "wide window, bf16": Shape(window=200, dtype=torch.bfloat16),
     "bf16": Shape(dtype=torch.bfloat16, head_dim=64),
-    "capped": Shape(score_cap=1.5, block_size=8, window=37),
+    "capped": Shape(attention_softcap=1.5, block_size=8, window=37),
     "sinks": Shape(has_sinks=True, block_size=8, window=37),
     "slopes": Shape(has_slopes=True),
     "sinks and slopes, bf16": Shape(has_sinks=True, has_slopes=True, dtype=torch.bfloat16, head_dim=64),
-    "capped, bf16": Shape(score_cap=1.5, dtype=torch.bfloat16, head_dim=64),
+    "capped, bf16": Shape(attention_softcap=1.5, dtype=torch.bfloat16, head_dim=64),
     "int8": Shape(kv_format="int8"),
     "int4, small blocks": Shape(kv_format="int4", head_dim=24, block_size=4),
     "int4, bf16, window": Shape(kv_format="int4", dtype=torch.bfloat16, head_dim=80, block_size=32, window=37),
@@ -204,9 +204,9 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(
 
     separate, at_once, in_pieces = Pool(shape, [turned]), Pool(shape, [qkv]), Pool(shape, [qkv])
     separate.step([(0, num_tokens)])
-    at_once.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight, 1e-6, mean))
+    at_once.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight, 1e-6, mean))
     for begin, end in ((0, 7), (7, 8), (8, 131), (131, 132), (132, num_tokens)):
-        turn = HeadTurn(cos[begin:end], signed_sin[begin:end], weight, 1e-6, mean)
+        turn = QKNormRope(cos[begin:end], signed_sin[begin:end], weight, 1e-6, mean)
         in_pieces.step([(0, end - begin)], turn=turn)
     written = separate.storage.clone()
     for fused in (at_once, in_pieces):
@@ -214,6 +214,6 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(
         assert torch.equal(fused.results()[0], separate.results()[0])
     at_once.done, at_once.requests = [0], [qkv[:, : shape.num_heads]]  # a layer that reads what this one wrote
     weight_of_q = None if weight is None else weight[: shape.num_heads]
-    at_once.step([(0, num_tokens)], turn=HeadTurn(cos, signed_sin, weight_of_q, 1e-6))
+    at_once.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight_of_q, 1e-6))
     assert torch.equal(at_once.outputs[0][1], separate.results()[0])
     assert torch.equal(at_once.storage, written)

@@ -60,7 +60,7 @@ def check_is_whole(routing: Routing, num_tokens: int, num_experts: int) -> None:
     num_chosen=st.integers(1, 4),
     num_groups=st.sampled_from([1, 2, 4]),
     is_renormalized=st.booleans(),
-    has_correction=st.booleans(),
+    has_correction_bias=st.booleans(),
     has_expert_scales=st.booleans(),
 )
 def test_native_choices_are_those_of_the_reference(
@@ -69,7 +69,7 @@ def test_native_choices_are_those_of_the_reference(
     num_chosen: int,
     num_groups: int,
     is_renormalized: bool,
-    has_correction: bool,
+    has_correction_bias: bool,
     has_expert_scales: bool,
 ) -> None:
     """Ties included: of equal scores the first expert's counts as larger."""
@@ -82,7 +82,7 @@ def test_native_choices_are_those_of_the_reference(
         is_renormalized=is_renormalized,
         scale=1.5,
     )
-    correction = numbers(8, seed=1) if has_correction else None
+    correction = numbers(8, seed=1) if has_correction_bias else None
     router = ExpertRouter(rules, correction, numbers(8, seed=2) if has_expert_scales else None)
     expected = one_by_one.route(torch.tensor(logits), router)
     check_is_whole(expected, len(logits), 8)

@@ -9,12 +9,12 @@ import platform
 import pytest
 import torch
 
-from twostroke.kernels.memory import _Kept, _Pieces, empty, large_pages, return_unused, wide
+from twostroke.kernels.memory import _MappingCache, _RegionAllocator, empty, large_pages, return_unused, wide
 from twostroke.process_memory import anonymous_bytes
 
 
 def test_pieces_lie_close_together_and_overlap_nowhere() -> None:
-    pieces = _Pieces()
+    pieces = _RegionAllocator()
     sizes = [1, 4096, 4097, 3 << 20, 100]
     found = [pieces.take(size) for size in sizes]
     for i, piece in enumerate(found):
@@ -29,7 +29,7 @@ def test_pieces_lie_close_together_and_overlap_nowhere() -> None:
 
 
 def test_a_region_goes_with_its_last_piece() -> None:
-    pieces = _Pieces()
+    pieces = _RegionAllocator()
     first, second = pieces.take(10), pieces.take(10)
     assert pieces._newest is not None
     region = pieces._newest
@@ -54,7 +54,7 @@ def test_any_size(num_bytes: int) -> None:
 
 
 def test_memory_is_taken_again_when_its_last_tensor_is_gone() -> None:
-    kept = _Kept()
+    kept = _MappingCache()
     first, second = kept.take(20 << 20), kept.take(20 << 20)
     begins = {first.data_ptr(), second.data_ptr()}
     assert len(begins) == 2
@@ -69,7 +69,7 @@ def test_memory_is_taken_again_when_its_last_tensor_is_gone() -> None:
 
 
 def test_mappings_that_became_too_small_are_dropped() -> None:
-    kept = _Kept()
+    kept = _MappingCache()
     for num_bytes in (17 << 20, 18 << 20, 40 << 20):
         kept.take(num_bytes)
     assert [len(pages) for pages in kept._maps] == [42 << 20]

@@ -18,7 +18,7 @@ def admit(kv: KVCacheManager, request_id: str, hashes: tuple[bytes, ...] = (), n
 
 def compute(kv: KVCacheManager, request_id: str, hashes: tuple[bytes, ...], num_tokens: int) -> None:
     assert kv.try_allocate(request_id, 0, num_tokens) is not None
-    kv.name_blocks(request_id, hashes, num_tokens)
+    kv.cache_blocks(request_id, hashes, num_tokens)
 
 
 def test_only_the_new_tail_is_reported() -> None:
@@ -79,7 +79,7 @@ def test_blocks_are_named_only_as_far_as_tokens_are_computed() -> None:
     hashes = hash_blocks(list(range(12)), 4)
     admit(kv, "a", hashes, 12)
     kv.try_allocate("a", 0, 12)
-    kv.name_blocks("a", hashes, 7)
+    kv.cache_blocks("a", hashes, 7)
     assert kv.find_cached(hashes, 12).num_tokens == 4
 
 
@@ -92,7 +92,7 @@ def test_rejected_drafts_give_whole_blocks_back_and_are_never_found() -> None:
     kv.roll_back("a", 7)
     assert kv.block_tables("a") == ((0, 1),)
     assert kv.usage().filled_bytes == 7 * kv.layout.bytes_per_token
-    kv.name_blocks("a", hashes, 7)
+    kv.cache_blocks("a", hashes, 7)
     assert kv.find_cached(hashes, 13).num_tokens == 4
     assert kv.try_allocate("a", 7, 9) == (BlockTableUpdate(2, (2,)),), "the new block replaces the rejected one"
 

@@ -99,7 +99,7 @@ def test_every_token_arrives_where_it_belongs(
     def filled(block_size: int, num_ranks: int) -> Filled:
         full = (NUM_WIDE_HEADS, WIDE, None) if are_full_wide else (NUM_HEADS, head_dim, None)
         specs = [full if window is None else (NUM_HEADS, head_dim, window) for window in windows]
-        layout = unlike_layout(specs, block_size=block_size, kv_format=kv_format).dealt_among(num_ranks, 1)
+        layout = unlike_layout(specs, block_size=block_size, kv_format=kv_format).for_ranks(num_ranks, 1)
         return Filled(layout, num_tokens, rng, num_ranks)
 
     ours, theirs = filled(our_size, our_ranks), filled(their_size, their_ranks)

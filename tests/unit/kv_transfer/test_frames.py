@@ -15,12 +15,12 @@ from twostroke.kv_transfer.frames import (
     FROM_BORROWER,
     FROM_LENDER,
     All,
-    BorrowerSays,
+    BorrowerFrame,
     Copied,
     EntriesReady,
     Fetch,
     FetchRefused,
-    LenderSays,
+    LenderFrame,
     Terms,
     TransferBroken,
     Valid,
@@ -33,7 +33,7 @@ from twostroke.kv_transfer.frames import (
 from twostroke.kv_transfer.geometry import KVGeometry
 
 GEOMETRY = KVGeometry({"model": "m"}, {"kernels": "k"}, {"block_size": "4"})
-LENDER_SAYS: list[LenderSays] = [
+LENDER_SAYS: list[LenderFrame] = [
     FetchRefused("no"),
     Terms(GEOMETRY, 1 << 40, orders=(head_order("int4", 32, 16),)),
     EntriesReady(0, 2, 3, 4, ((7, 8), (9, 1))),
@@ -41,7 +41,7 @@ LENDER_SAYS: list[LenderSays] = [
     All(b"\x00\xff"),
     Valid(),
 ]
-BORROWER_SAYS: list[BorrowerSays] = [Fetch(1, 2**63, 3, (0, 4), 9, True, GEOMETRY, False), Copied()]
+BORROWER_SAYS: list[BorrowerFrame] = [Fetch(1, 2**63, 3, (0, 4), 9, True, GEOMETRY, False), Copied()]
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.mark.parametrize("said", LENDER_SAYS, ids=lambda said: type(said).__name__)
-def test_what_the_lender_says_arrives(said: LenderSays, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_what_the_lender_says_arrives(said: LenderFrame, ends: tuple[socket.socket, socket.socket]) -> None:
     ends[0].sendall(framed(said))
     assert receive(ends[1], FROM_LENDER) == said
 
 
 @pytest.mark.parametrize("said", BORROWER_SAYS, ids=lambda said: type(said).__name__)
-def test_what_the_borrower_says_arrives(said: BorrowerSays, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_what_the_borrower_says_arrives(said: BorrowerFrame, ends: tuple[socket.socket, socket.socket]) -> None:
     ends[0].sendall(framed(said))
     assert receive(ends[1], FROM_BORROWER) == said
 
@@ -72,7 +72,7 @@ def test_a_frame_may_come_in_bytes(ends: tuple[socket.socket, socket.socket]) ->
 
 
 @pytest.mark.parametrize("said", [*LENDER_SAYS, *BORROWER_SAYS], ids=lambda said: type(said).__name__)
-def test_the_end_of_the_connection_inside_a_frame_is_said(said: LenderSays | BorrowerSays) -> None:
+def test_the_end_of_the_connection_inside_a_frame_is_said(said: LenderFrame | BorrowerFrame) -> None:
     data = framed(said)
     for length in range(len(data)):
         here, there = socket.socketpair()
@@ -99,7 +99,7 @@ def test_garbage_is_refused_or_a_frame(body: bytes) -> None:
         except TransferBroken as error:
             assert "not understood" in str(error)  # noqa: PT017
         else:
-            assert isinstance(said, LenderSays)
+            assert isinstance(said, LenderFrame)
 
 
 def test_the_other_sides_words_are_garbage(ends: tuple[socket.socket, socket.socket]) -> None:

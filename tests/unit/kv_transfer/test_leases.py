@@ -104,9 +104,9 @@ class LeaseMachine(RuleBasedStateMachine):
         naive.was_killed = naive.was_killed or not naive.is_reaped
 
     @rule()
-    def kill_incomplete(self) -> None:
+    def invalidate_incomplete(self) -> None:
         """The process stops computing."""
-        self.book.kill_incomplete("killed")
+        self.book.invalidate_incomplete("killed")
         for naive in self.naive.values():
             naive.was_killed |= not (naive.is_complete or naive.is_reaped)
 

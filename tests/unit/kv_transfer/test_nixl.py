@@ -20,7 +20,7 @@ from twostroke.kv_transfer.frames import (
     All,
     EntriesReady,
     Fetch,
-    LenderSays,
+    LenderFrame,
     RemoteMemory,
     Terms,
     Valid,
@@ -53,7 +53,7 @@ def _with_nixl(need_nixl: Callable[[], None]) -> None:
     need_nixl()
 
 
-def played(says: list[LenderSays | Callable[[], object]]) -> tuple[Fetched, Borrowing, Fetch]:
+def played(says: list[LenderFrame | Callable[[], object]]) -> tuple[Fetched, Borrowing, Fetch]:
     """A borrower that reads by NIXL, of a lender that says just this, and does what is to be called."""
     listener, address = listen(Address(host="127.0.0.1", by_nixl=True))
     is_over = threading.Event()
@@ -66,7 +66,7 @@ def played(says: list[LenderSays | Callable[[], object]]) -> tuple[Fetched, Borr
             assert isinstance(fetch, Fetch)
             heard.append(fetch)
             for said in says:
-                if isinstance(said, LenderSays):
+                if isinstance(said, LenderFrame):
                     connection.sendall(framed(said))
                 else:
                     said()

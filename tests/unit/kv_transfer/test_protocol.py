@@ -28,7 +28,7 @@ from twostroke.kv_transfer.frames import (
     EntriesReady,
     Fetch,
     FetchRefused,
-    LenderSays,
+    LenderFrame,
     Terms,
     TransferBroken,
     Valid,
@@ -61,7 +61,7 @@ def fetch_of(lent: Pools, **changed: object) -> Fetch:
     return Fetch(**{**asked, **changed})  # pyright: ignore
 
 
-def asked(lent: Pools, question: Fetch) -> tuple[Connection, LenderSays]:
+def asked(lent: Pools, question: Fetch) -> tuple[Connection, LenderFrame]:
     """A connection, and the first answer on it."""
     connection = lent.connect()
     connection.sendall(framed(question))
@@ -156,7 +156,7 @@ def test_a_borrower_that_says_nothing_is_hung_up_on(make_pools: MakePools) -> No
     assert lent.lender.num_leases == 1
 
 
-def played(says: list[LenderSays | bytes], *, patience_s: float = 30, **options: Any) -> tuple[Fetched, Borrowing]:
+def played(says: list[LenderFrame | bytes], *, patience_s: float = 30, **options: Any) -> tuple[Fetched, Borrowing]:
     """A borrower of ours, of a lender that says just this over TCP and then waits."""
     listener, address = listen(Address(host="127.0.0.1"))
     is_over = threading.Event()
@@ -214,7 +214,7 @@ HALF = bytes(NUM_BYTES // 2)
         ([b"\x01\x00\x00\x00\xc1"], "not understood"),
     ],
 )
-def test_a_lender_that_says_what_is_not_due_is_not_believed(says: list[LenderSays | bytes], problem: str) -> None:
+def test_a_lender_that_says_what_is_not_due_is_not_believed(says: list[LenderFrame | bytes], problem: str) -> None:
     fetched, _ = played(says)
     assert problem in fetched.problem
 
@@ -270,7 +270,7 @@ def test_a_lender_that_says_all_that_is_due_is_believed() -> None:
 
 
 @pytest.mark.parametrize("says", [[], [TERMS], [TERMS, EntriesReady(0, 6, 0, 4, ()), HALF], [TERMS, b"\x01"]])
-def test_a_lender_that_falls_silent_is_given_up(says: list[LenderSays | bytes]) -> None:
+def test_a_lender_that_falls_silent_is_given_up(says: list[LenderFrame | bytes]) -> None:
     fetched, _ = played(says, patience_s=0.05)
     assert "has said nothing for 0.05 s" in fetched.problem
 

@@ -14,7 +14,7 @@ from explain_loads import random_load
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, EventsDropped, StepScheduled
 from twostroke.live import recording
-from twostroke.live.recording import RecordedLog, ends_in_the_middle
+from twostroke.live.recording import RecordedLog, is_truncated
 
 
 def seen(state: dict[str, Any]) -> bytes:
@@ -73,7 +73,7 @@ def test_a_last_line_that_was_cut_off_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     for text, is_cut in ((b"", False), (b"a\n", False), (b"a\nb", True)):
         path.write_bytes(text)
-        assert ends_in_the_middle(path) is is_cut
+        assert is_truncated(path) is is_cut
 
 
 def test_an_engine_whose_start_is_not_in_it_is_told() -> None:

@@ -22,11 +22,11 @@ from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
 from twostroke.measure.peers.peer import Peer
 from twostroke.measure.quality import peer
 from twostroke.measure.quality.configuration import RESERVED, keywords_of
-from twostroke.measure.quality.distance import FLOAT32, Distance, WholeDistributions, Window, kept_distributions
+from twostroke.measure.quality.distance import FLOAT32, Distance, DistributionModel, Window, stored_distributions
 from twostroke.measure.quality.run import (
     KV_CONFIGURATIONS,
+    MAX_PERPLEXITY_RISE,
     MIN_TEXT_TOKENS,
-    MOST_RISE,
     QualityOptions,
     QualityRow,
     print_quality,
@@ -105,7 +105,7 @@ def test_a_look_at_a_small_model(random_models: dict[str, Path], tmp_path: Path)
 
 
 def test_limits_and_refusals() -> None:
-    limit = MOST_RISE["quantization=int4"]
+    limit = MAX_PERPLEXITY_RISE["quantization=int4"]
     score = Perplexity(1, 1, 1.0)
     assert QualityRow("quantization=int4", score, {}, limit, limit).holds
     assert not QualityRow("quantization=int4", score, {}, limit + 1e-9, limit).holds
@@ -188,7 +188,7 @@ def test_the_float32_side_is_that_of_transformers(random_models: dict[str, Path]
     """The text takes two passes of up to 512 tokens, and some of qwen2's layers have a window."""
     ids = [(7 * i * i + 3 * i) % 256 for i in range(600)]
     config = EngineConfig.from_keywords(model=str(random_models[family]), max_model_len=640, threads=1, **FLOAT32)
-    ours = torch.cat(list(WholeDistributions(config, 640, as_numbers=True).log_probs(Window(tuple(ids), 100))))
+    ours = torch.cat(list(DistributionModel(config, 640, as_numbers=True).log_probs(Window(tuple(ids), 100))))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(random_models[family]).float().eval()
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0, 99:-1].log_softmax(-1)
@@ -201,7 +201,7 @@ def test_what_is_measured_is_what_an_engine_computes(random_models: dict[str, Pa
     ids = [(7 * i * i + 3 * i) % 256 for i in range(90)]
     given: dict[str, Any] = {"max_model_len": 128, "threads": 1, "kv_cache_dtype": kv_cache_dtype}
     config = EngineConfig.from_keywords(model=str(random_models["qwen2"]), **given)
-    measured = torch.cat(list(WholeDistributions(config, 128).log_probs(Window(tuple(ids), 1))))
+    measured = torch.cat(list(DistributionModel(config, 128).log_probs(Window(tuple(ids), 1))))
     with LLM(str(random_models["qwen2"]), **given) as llm:
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         (output,) = llm.generate([{"prompt_token_ids": ids}], params)
@@ -291,5 +291,5 @@ def test_environments_that_mean_nothing_are_refused(random_models: dict[str, Pat
 
 
 def test_positions_that_no_disk_holds_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="GiB of temporary files"), kept_distributions(10**12, 10**5):
+    with pytest.raises(InvalidParameter, match="GiB of temporary files"), stored_distributions(10**12, 10**5):
         pass

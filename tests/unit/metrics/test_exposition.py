@@ -98,7 +98,7 @@ def test_other_names_have_the_same_numbers(metrics: EngineMetrics) -> None:
     found = families(metrics, *Compat)
     for family in OF_ENGINES:
         ours = found[f"twostroke:{family.name}"]
-        others = [f"vllm:{family.name}"] * family.is_vllms + [f"sglang:{family.sglang}"] * (family.sglang is not None)
+        others = [f"vllm:{family.name}"] * family.in_vllm + [f"sglang:{family.sglang}"] * (family.sglang is not None)
         for other in others:
             theirs = found[other]
             assert theirs.type == ours.type == family.kind

@@ -10,9 +10,9 @@ from twostroke.metrics.exposition import EngineCollector, GatewayMetrics, exposi
 from twostroke.request import FinishReason
 
 
-class Dispatched:
+class DispatchResult:
     num_resumed = 3
-    num_fenced = 4
+    num_late_updates = 4
 
 
 class Counted:
@@ -126,7 +126,7 @@ def test_one_that_is_given_up_is_an_error() -> None:
 def test_the_gateway_counts_what_its_dispatcher_does() -> None:
     gateway = GatewayMetrics("m")
     assert exposition(gateway) == b""
-    gateway.follow(Dispatched())
+    gateway.follow(DispatchResult())
     found = {
         sample.name: (sample.value, sample.labels["engine"])
         for family in text_string_to_metric_families(exposition(gateway).decode())

@@ -139,8 +139,8 @@ def test_a_file_is_read_for_its_hash_only_if_it_changed(
 )
 def test_a_broken_connection_is_told_without_classes(broken_by: str, why: str) -> None:
     retrying = "WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None))"
-    assert fetching.in_plain_words(f"{retrying} after connection broken by '{broken_by}': /simple/x/") == why
-    assert fetching.in_plain_words("ERROR: No matching distribution found") == "ERROR: No matching distribution found"
+    assert fetching.plain_pip_error(f"{retrying} after connection broken by '{broken_by}': /simple/x/") == why
+    assert fetching.plain_pip_error("ERROR: No matching distribution found") == "ERROR: No matching distribution found"
 
 
 def test_what_an_ended_process_left_is_removed(index: Path) -> None:
@@ -181,7 +181,7 @@ def test_looking_at_what_pip_moves_meanwhile_is_no_failure(tmp_path: Path) -> No
     with ThreadPoolExecutor(1) as pool:
         moving = pool.submit(move)
         try:
-            found = {fetching.largest_download(tmp_path) for _ in range(2000)}
+            found = {fetching.downloaded_bytes(tmp_path) for _ in range(2000)}
         finally:
             is_over.set()
         moving.result()

@@ -31,7 +31,7 @@ from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.stacked_weight import StackedWeight, stack
-from twostroke.measure.quality.distance import FLOAT32, WholeDistributions, Window
+from twostroke.measure.quality.distance import FLOAT32, DistributionModel, Window
 from twostroke.model.decoder import Placement
 from twostroke.model.gguf.blocks import REPACKED
 from twostroke.model.gguf.weights import GGUFWeights
@@ -101,7 +101,7 @@ def test_float_numbers_are_those_that_ggml_dequantizes(name: str) -> None:
     """`bench quality` compares other formats with these numbers: not even scales are rounded."""
     expected = naive_model.logits(dequantized_model(name), PROMPT)[:-1].log_softmax(-1)
     config = EngineConfig.from_keywords(model=str(fixture(name)), max_model_len=512, threads=1, **FLOAT32)
-    found = torch.cat(list(WholeDistributions(config, 512, as_numbers=True).log_probs(Window(tuple(PROMPT), 1))))
+    found = torch.cat(list(DistributionModel(config, 512, as_numbers=True).log_probs(Window(tuple(PROMPT), 1))))
     assert (found - expected).square().mean().sqrt() < 1e-5 * expected.std()
 
 

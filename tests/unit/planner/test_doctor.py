@@ -563,7 +563,7 @@ def test_times_that_cannot_be_get_no_verdict(time_s: float, words: str) -> None:
 def test_nothing_to_do_is_not_said_where_something_binds_and_nothing_was_tried(constraint: Binding) -> None:
     found = dataclasses.replace(diagnose([]), constraint=constraint)
     assert "lever    none that can be predicted" in printed(found)
-    tried = dataclasses.replace(found, has_tried=True)
+    tried = dataclasses.replace(found, has_predictions=True)
     assert "lever    nothing to do" in printed(tried)
 
 

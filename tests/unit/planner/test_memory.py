@@ -237,7 +237,7 @@ def bare_plan(layout: KVLayout, cache: CacheConfig, num_blocks: int, step: int) 
         dtype="bfloat16",
         quantization=None,
         num_ranks=1,
-        deals_experts=False,
+        splits_by_expert=False,
         memory_bytes=MEMORY,
         others_bytes=0,
         utilization=None,
@@ -344,7 +344,7 @@ def test_exact_where_ranks_have_whole_experts(
     read: list[set[str]] = []
     for rank in range(num_ranks):
         source = Recording(prepared.weights)
-        split = RowSplit(OneOfSeveral(rank, num_ranks), deals_experts=True)
+        split = RowSplit(OneOfSeveral(rank, num_ranks), splits_by_expert=True)
         placement = Placement(prepared.operators, prepared.dtype, prepared.device, 64, split)
         sizes.append(bytes_of(load_model(source, prepared.config, placement, quantization=quantization)))
         read.append({name for name in source.names if ".experts." in name})

@@ -23,9 +23,9 @@ from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.events import EngineStarted, Event, StepScheduled
 from twostroke.planner import machine
-from twostroke.planner.after_run import compare, run_seen, steps_seen
+from twostroke.planner.after_run import compare, observed_run, observed_step_costs
 from twostroke.planner.figure import draw_plan
-from twostroke.planner.machine import SeenRun
+from twostroke.planner.machine import ObservedRun
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import Plan, make_plan
 from twostroke.planner.report import as_json
@@ -36,7 +36,7 @@ from twostroke.startup.preparation import prepare
 MEMORY = 1 << 28
 
 
-def plan_of(model: str, options: dict[str, Any] | None = None, run: SeenRun | None = None, **given: Any) -> Plan:
+def plan_of(model: str, options: dict[str, Any] | None = None, run: ObservedRun | None = None, **given: Any) -> Plan:
     config = EngineConfig.from_keywords(model=model, threads=1, **given)
     return make_plan(config, PlanOptions(**{"memory": MEMORY} | (options or {})), run=run)
 
@@ -258,7 +258,7 @@ def test_after_a_run_the_plan_is_held_against_it(
 ) -> None:
     limits_are(LIMITS, monkeypatch)
     events = with_limits(list(read_events(run_of_llama)), LIMITS)
-    run = run_seen(events)
+    run = observed_run(events)
     after = compare(plan_of(str(random_models["llama"]), run=run, num_kv_blocks=70, max_num_seqs=3), events)
     assert [one.error for one in after.sizes] == [0.0] * 4
     assert after.planned == {}, "nothing is calibrated"
@@ -297,8 +297,8 @@ def test_no_printed_floor_is_above_a_step_of_the_run(
     limits_are(limits, monkeypatch)
     events = with_limits(list(read_events(run_of_llama)), limits)
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1, num_kv_blocks=70)
-    plan = make_plan(config, PlanOptions(memory=MEMORY), run=run_seen(events))
-    seen = steps_seen(events)
+    plan = make_plan(config, PlanOptions(memory=MEMORY), run=observed_run(events))
+    seen = observed_step_costs(events)
     assert seen
     assert any(limits.floor_s(step.cost) > step.seconds for step in seen), "the measured limits were passed"
     for step in seen:
@@ -320,7 +320,7 @@ def test_the_log_of_another_machine_raises_nothing_and_gives_no_ratio(
     limits_are(SLOW, monkeypatch)
     events = with_limits(list(read_events(run_of_llama)), MachineLimits(1e14, 3e12))
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1)
-    plan = make_plan(config, PlanOptions(memory=MEMORY), run=run_seen(events))
+    plan = make_plan(config, PlanOptions(memory=MEMORY), run=observed_run(events))
     after = compare(plan, events)
     assert plan.machine.limits == SLOW
     assert not after.beside_floors

@@ -18,20 +18,20 @@ from twostroke.errors import InvalidParameter
 from twostroke.planner import trace_replay, worker_kinds
 from twostroke.planner.options import TraceOptions
 from twostroke.planner.show_replay import print_replayed_trace, replayed_trace_json
-from twostroke.planner.trace_replay import TraceReplayed, replay_trace
+from twostroke.planner.trace_replay import TraceReplayResult, replay_trace
 from twostroke.simulation.settings import WhatIf
 
 SECOND = StepTimeModel(layers=Curve((1,), (1.0,)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
 
 
-def replayed(path: Path, *words: str, **given: Any) -> TraceReplayed:
+def replayed(path: Path, *words: str, **given: Any) -> TraceReplayResult:
     """On an L4, lengths divided by 64, in blocks of 8."""
     config = EngineConfig.from_keywords(**{"model": "embedded", "threads": 1, "block_size": 8} | given)
     what_ifs = (WhatIf.read(words),) if words else ()
     return replay_trace(path, config, TraceOptions(device_name="L4", trace_divisor=64), what_ifs)
 
 
-def text_of(found: TraceReplayed) -> str:
+def text_of(found: TraceReplayResult) -> str:
     console = Console(record=True, width=200, file=io.StringIO())
     print_replayed_trace(found, console)
     return console.export_text()

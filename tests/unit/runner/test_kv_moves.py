@@ -8,7 +8,7 @@ import torch
 from factories import make_layout
 from twostroke.batch import KVLoad, KVMoves, KVStore
 from twostroke.runner import kv_moves
-from twostroke.runner.kv_moves import KVMover, slots_in_pieces
+from twostroke.runner.kv_moves import KVMover, allocate_slots
 from twostroke.runner.kv_storage import KVStorage
 
 
@@ -42,7 +42,7 @@ def test_pinned_memory_comes_in_powers_of_two(
         asked.append(num_bytes)
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
-    slots = slots_in_pieces(7, slot_bytes, allocate)
+    slots = allocate_slots(7, slot_bytes, allocate)
     assert asked == sizes
     assert [len(slot) for slot in slots] == [slot_bytes] * 7
     assert all(slot.is_contiguous() for slot in slots)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from factories import make_arrival
-from twostroke.batch import Commit, DraftReason, ScheduledRequest, StepSeconds, Stroke
+from twostroke.batch import Commit, DraftReason, ScheduledRequest, StepDurations, Stroke
 from twostroke.request import Request
 from twostroke.scheduler.drafts import MeasuredDrafts
 
@@ -53,7 +53,7 @@ class Machine:
         ]
         draft_s = self.round_s * max(wanted)
         step_s = self.base + self.per_token * (len(requests) + sum(wanted)) + draft_s
-        gate.learn(scheduled, commits, StepSeconds(step_s, draft_s))
+        gate.learn(scheduled, commits, StepDurations(step_s, draft_s))
         return len(requests) + sum(accepted), step_s
 
     def _accepted(self, dice: random.Random, num_drafts: int) -> int:
@@ -138,7 +138,7 @@ class Cliff(Machine):
         accepted = self._accepted(dice, k)
         scheduled = [ScheduledRequest(requests[0].request_id, Stroke.DECODE, 0, 1 + k, k, True, ())]
         commits = [Commit(requests[0].request_id, 1 + accepted, num_draft_tokens=k)]
-        gate.learn(scheduled, commits, StepSeconds(self.TIMES[k], 0.0))
+        gate.learn(scheduled, commits, StepDurations(self.TIMES[k], 0.0))
         return 1 + accepted, self.TIMES[k]
 
     def best(self) -> float:
@@ -207,7 +207,9 @@ def test_a_gate_that_drafts_nothing_does_little() -> None:
             finally:
                 sys.setprofile(None)
 
-        def learn(self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepSeconds) -> None:
+        def learn(
+            self, scheduled: Sequence[ScheduledRequest], commits: Sequence[Commit], seconds: StepDurations
+        ) -> None:
             sys.setprofile(count)
             try:
                 super().learn(scheduled, commits, seconds)
@@ -235,7 +237,7 @@ def test_where_drafts_do_not_pay_the_figures_are_those_of_drafts() -> None:
     for _ in range(20):
         (k,) = gate.num_drafts([request])
         scheduled = [ScheduledRequest("a", Stroke.DECODE, 0, 1 + k, k, True, ())]
-        gate.learn(scheduled, [Commit("a", 1, num_draft_tokens=k)], StepSeconds(1.0 + k, 0.0))
+        gate.learn(scheduled, [Commit("a", 1, num_draft_tokens=k)], StepDurations(1.0 + k, 0.0))
     decision = gate.decision
     assert decision is not None
     assert decision.reason is DraftReason.DOES_NOT_PAY
@@ -259,7 +261,7 @@ def test_drafts_that_promise_to_pay_and_do_not_are_stopped() -> None:
             has_read |= k > 0
             scheduled = [ScheduledRequest(request.request_id, Stroke.DECODE, 0, 1 + k, k, True, ())]
             commits = [Commit(request.request_id, 1 + k, num_draft_tokens=k)]
-            gate.learn(scheduled, commits, StepSeconds(1.0 + draft_s, draft_s))
+            gate.learn(scheduled, commits, StepDurations(1.0 + draft_s, draft_s))
             seconds, num_tokens = seconds + 1.0 + draft_s, num_tokens + 1 + k
         gate.forget(request.request_id)
     assert num_tokens / seconds >= 0.97
@@ -276,7 +278,7 @@ def test_a_text_that_becomes_easy_is_noticed() -> None:
         scheduled = [ScheduledRequest("a", Stroke.DECODE, 0, 1 + wanted, wanted, True, ())]
         commits = [Commit("a", 1 + wanted * accepts, num_draft_tokens=wanted)]
         draft_s = machine.round_s * wanted
-        gate.learn(scheduled, commits, StepSeconds(1.0 + 0.02 * wanted + draft_s, draft_s))
+        gate.learn(scheduled, commits, StepDurations(1.0 + 0.02 * wanted + draft_s, draft_s))
         return wanted
 
     for _ in range(60):
@@ -293,7 +295,7 @@ def test_requests_are_told_apart() -> None:
         wanted = dict(zip(("good", "bad"), gate.num_drafts(requests), strict=True))
         scheduled = [ScheduledRequest(i, Stroke.DECODE, 0, 1 + k, k, True, ()) for i, k in wanted.items()]
         commits = [Commit(i, 1 + (k if i == "good" else 0), num_draft_tokens=k) for i, k in wanted.items()]
-        gate.learn(scheduled, commits, StepSeconds(1.0 + 0.05 * sum(wanted.values()), 0.0))
+        gate.learn(scheduled, commits, StepDurations(1.0 + 0.05 * sum(wanted.values()), 0.0))
     assert wanted == {"good": 4, "bad": 0}
     gate.forget("bad")
     assert gate.num_drafts(requests)[0] == 4

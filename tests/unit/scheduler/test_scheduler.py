@@ -10,7 +10,7 @@ from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.prefix_cache import hash_blocks
 from twostroke.request import FinishReason, Request, RequestStatus
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.scheduler.step_plan import HeadRefusal, TokenBudget
+from twostroke.scheduler.step_plan import AdmissionRefusal, TokenBudget
 
 
 def step(scheduler: Scheduler, finish: tuple[str, ...] = ()) -> ScheduledBatch:
@@ -201,7 +201,7 @@ def test_a_promise_counts_before_it_is_taken() -> None:
     budget = TokenBudget(8)
     verdict = scheduler._admission.consider(live(scheduler, "b"), budget, 1, prefills)
     # a holds two blocks and was promised seven: 10 - 2 - 5 = 3
-    assert verdict == HeadRefusal(Limit.KV, "kv: needs 4 blocks, 3 are free")
+    assert verdict == AdmissionRefusal(Limit.KV, "kv: needs 4 blocks, 3 are free")
 
 
 # ---------------------------------------------------------------------- order

@@ -17,7 +17,7 @@ from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.request import Request
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.scheduler.step_budget import LEAST_CHUNK, SPARSEST, Lateness, SloBudget, StepSpread
+from twostroke.scheduler.step_budget import MIN_CHUNK, SPARSEST, Lateness, SloBudget, StepSpread
 from twostroke.scheduler.step_correction import StepCorrection
 from twostroke.served_run import Run
 from twostroke.simulation.requests import SimulatedRequest
@@ -65,7 +65,7 @@ def test_no_token_is_later_than_the_limit_where_that_can_be(
     num_decodes: int, prompts: list[tuple[int, float]], itl_slo: float
 ) -> None:
     run = served(decodes_and_prompts(num_decodes, prompts), itl_slo=itl_slo)
-    least = LAYERS.work([(LONG, 1, 1)] * num_decodes + [(LONG, LEAST_CHUNK, 1)])
+    least = LAYERS.work([(LONG, 1, 1)] * num_decodes + [(LONG, MIN_CHUNK, 1)])
     if MACHINE.seconds(least) <= itl_slo:
         assert max(gaps(run)) <= itl_slo + 1e-9
 
@@ -104,7 +104,7 @@ def test_nobody_decodes_and_the_step_is_as_large_as_it_may_be() -> None:
 def test_a_limit_that_cannot_be_kept_does_not_starve_a_prompt() -> None:
     run = served(decodes_and_prompts(2, [(320, 0.5)]), itl_slo="1ms")
     chunks = [step.num_prefill_tokens for step in run.steps if step.num_prefill_tokens and step.num_decode_tokens]
-    assert set(chunks) == {LEAST_CHUNK}
+    assert set(chunks) == {MIN_CHUNK}
     assert worst_ttft(run) < 2.0
 
 

@@ -17,7 +17,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.event_codec import plain
 from twostroke.events import EngineStarted
 from twostroke.planner.replay import Predicted, predict
-from twostroke.planner.show_replay import say_speed_and_what_ifs, what_if_json
+from twostroke.planner.show_replay import print_speed_and_what_ifs, what_if_json
 from twostroke.request import Arrival, FinishReason
 from twostroke.scheduler.replay import layout_of
 from twostroke.simulation.pools import PoolSimulation, SimulatedPools
@@ -293,7 +293,7 @@ def test_what_is_assumed_and_what_moved_is_said() -> None:
     slower = predict(recording, STEP_TIMES, WhatIf.read([*words, "step_time_factor=2"]))
     apart = predict(recording, STEP_TIMES, WhatIf.read(words))
     said: list[str] = []
-    say_speed_and_what_ifs(said.append, predict(recording, STEP_TIMES, WhatIf()), [apart, slower])
+    print_speed_and_what_ifs(said.append, predict(recording, STEP_TIMES, WhatIf()), [apart, slower])
     num_bytes = 3 * 48 // BLOCK * BLOCK_BYTES
     assert said[2] == (
         "  each process on a machine of its own, as fast as the one process above; 3 of 7 prompts were handed over, "

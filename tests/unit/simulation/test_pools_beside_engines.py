@@ -18,7 +18,7 @@ from factories import uniform_layout
 from fake_pools import FakePools, FakeTransfer
 from tiers import examples
 from twostroke.batch import NewRequest
-from twostroke.cluster.dispatcher import Dispatched
+from twostroke.cluster.dispatcher import DispatchResult
 from twostroke.cluster.routed_placer import Place, ReadyWorker
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -142,7 +142,7 @@ class Recorded(PoolSimulation):
         self.places: dict[str, Place] = {}
         super().__init__(*given)
 
-    def _carry_out(self, outcome: Dispatched) -> None:
+    def _carry_out(self, outcome: DispatchResult) -> None:
         self.places |= outcome.placed
         super()._carry_out(outcome)
 

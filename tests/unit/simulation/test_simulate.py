@@ -27,7 +27,7 @@ from twostroke.planner.replay import figures, replay_log
 from twostroke.request import FinishReason
 from twostroke.served_run import Run
 from twostroke.simulation.requests import SimulatedRequest, recording_of
-from twostroke.simulation.settings import WhatIf, with_block_size
+from twostroke.simulation.settings import WhatIf, rehash_for_block_size
 from twostroke.simulation.simulate import Simulation, simulate
 from twostroke.simulation.whole import check_whole
 
@@ -178,7 +178,7 @@ def test_prefixes_stay_shared_whatever_the_block_size(sizes: tuple[int, int], sh
         names = [b"%d" % i for i in range(shared)] + [name.encode() + b"%d" % i for i in range(own)]
         return SimulatedRequest(make_arrival(name, before * len(names) or 1, 4, block_hashes=tuple(names)), 4)
 
-    a, b = (one.arrival.block_hashes for one in with_block_size([request("a"), request("b")], before, after))
+    a, b = (one.arrival.block_hashes for one in rehash_for_block_size([request("a"), request("b")], before, after))
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=True)))
     assert same == shared * before // after
     assert len(set(a)) == len(a) == (shared + own) * before // after
@@ -205,13 +205,13 @@ def test_values_out_of_range(tmp_path: Path, word: str) -> None:
         replay_log(some_log(tmp_path), [WhatIf.read([word])], SECOND)
 
 
-_SIMULATED = (
+_MAX_SIMULATED_STEPS = (
     *("max_num_batched_tokens", "max_num_seqs", "itl_slo", "ageing_s", "flex_slowdown", "max_model_len", "block_size"),
     *("num_kv_blocks", "kv_cache_memory", "request_rate_factor", "step_time_factor", "prefill", "link_bytes_per_s"),
 )
 
 
-@pytest.mark.parametrize("name", _SIMULATED)
+@pytest.mark.parametrize("name", _MAX_SIMULATED_STEPS)
 @pytest.mark.parametrize("value", ["abc", "NaN", "-5", "Infinity", "0.0", "true", "[1]", "[" * 100_000, "9" * 5000])
 def test_numbers_that_are_none_are_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
     if (name, value) == ("flex_slowdown", "0.0"):

@@ -8,7 +8,7 @@ import pytest
 
 from traces import conversations, long_documents, write_trace
 from twostroke.errors import InvalidParameter
-from twostroke.simulation.trace import TraceEntry, is_trace, read_trace, requests_of_trace
+from twostroke.simulation.trace import TraceEntry, is_trace, read_trace, trace_requests
 
 GOOD = '{"timestamp": 7, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
 
@@ -84,11 +84,11 @@ def test_what_is_no_trace_by_its_content(tmp_path: Path, text: str) -> None:
 )
 def test_sizes_that_do_not_divide(divisor: int, block_size: int, said: str) -> None:
     with pytest.raises(InvalidParameter, match=said):
-        requests_of_trace((), block_size=block_size, divisor=divisor)
+        trace_requests((), block_size=block_size, divisor=divisor)
 
 
 def test_longer_requests_are_counted() -> None:
     entries = [TraceEntry(0.0, 512 * n, 10, tuple(range(n))) for n in range(1, 9)]
-    requests, num_left_out = requests_of_trace(entries, block_size=16, divisor=2, longest=4 * 256 + 5)
+    requests, num_left_out = trace_requests(entries, block_size=16, divisor=2, longest=4 * 256 + 5)
     assert ([one.arrival.num_prompt_tokens for one in requests], num_left_out) == ([256, 512, 768, 1024], 4)
     assert requests[3].arrival.block_hashes[:48] == requests[2].arrival.block_hashes

@@ -13,7 +13,7 @@ from factories import make_layout
 from oracle.naive_trace_cache import NaiveTraceCache
 from tiers import examples
 from traces import conversations, long_documents
-from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, ScheduledBatch, StepSeconds
+from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, ScheduledBatch, StepDurations
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import Layers
@@ -22,7 +22,7 @@ from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.served_run import Run
 from twostroke.simulation.simulate import Simulation
-from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry, requests_of_trace
+from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry, trace_requests
 
 STEP = StepTimeModel(layers=Curve((1, 512), (0.01, 0.1)), head=Curve((1,), (0.0,)), pair_s=1e-6, seen_s=1e-6)
 
@@ -56,7 +56,7 @@ class WatchedScheduler(Scheduler):
         self.naive.decided(self.batch)
         return self.batch
 
-    def update(self, step: int, commits: Sequence[Commit], seconds: StepSeconds = UNTIMED) -> None:
+    def update(self, step: int, commits: Sequence[Commit], seconds: StepDurations = UNTIMED) -> None:
         super().update(step, commits, seconds)
         self.naive.committed(self.batch, commits)
 
@@ -72,7 +72,7 @@ def compare(
 ) -> tuple[Run, WatchedScheduler, int]:
     """Runs a trace, and says how many blocks were evicted; both caches did the same for everybody."""
     longest = num_blocks * block_size
-    requests, _ = requests_of_trace(entries, block_size=block_size, divisor=divisor, longest=longest)
+    requests, _ = trace_requests(entries, block_size=block_size, divisor=divisor, longest=longest)
     kv = WatchedManager(num_blocks, block_size, longest)
     config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
     scheduler = WatchedScheduler(config, kv, max_model_len=longest)

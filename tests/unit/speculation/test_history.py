@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tiers import examples
 from twostroke.speculation.history import FeatureHistory
-from twostroke.speculation.proposer import TargetRead, TargetStep
+from twostroke.speculation.proposer import ComputedSpan, TargetStep
 
 SIZE = 2
 MAX_TOKENS = 12
@@ -30,11 +30,11 @@ class HistoryMachine(RuleBasedStateMachine):
     @rule(shares=st.dictionaries(ROWS, st.tuples(st.integers(0, 5), st.integers(0, 2)), min_size=1))
     def step(self, shares: dict[int, tuple[int, int]]) -> None:
         """Per row: tokens that were read for good, and drafts behind them that fell."""
-        reads: list[TargetRead] = []
+        reads: list[ComputedSpan] = []
         values: list[float] = []
         for row, (num_tokens, num_fallen) in shares.items():
             begin = self.next_position.get(row, 0)
-            reads.append(TargetRead(row, len(values), begin, num_tokens, begin + num_tokens + 1))
+            reads.append(ComputedSpan(row, len(values), begin, num_tokens, begin + num_tokens + 1))
             for position in range(begin, begin + num_tokens + num_fallen):
                 self.serial += 1.0
                 values.append(self.serial)
@@ -83,7 +83,7 @@ TestHistory = HistoryMachine.TestCase
 def test_what_is_old_is_let_go() -> None:
     history = FeatureHistory((1,), MAX_TOKENS)
     for position in range(100):
-        read = TargetRead(0, 0, position, 1, position + 2)
+        read = ComputedSpan(0, 0, position, 1, position + 2)
         history.add(TargetStep(torch.empty(0), torch.full((1, SIZE), float(position)), [read], ()))
     assert history.span(0) == range(100 - MAX_TOKENS, 100)
     assert len(history._pieces[0]) <= MAX_TOKENS + 1  # pyright: ignore[reportPrivateUsage]

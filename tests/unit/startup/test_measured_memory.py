@@ -18,7 +18,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache import device_memory
 from twostroke.kv_cache.device_memory import LEAST_RESERVE_BYTES, DeviceMemory
-from twostroke.runner.largest_steps import LargestStep, largest_steps
+from twostroke.runner.largest_steps import StepLimits, largest_steps
 from twostroke.runner.live_bytes import LiveBytes
 from twostroke.runner.memory_probe import MemoryReading
 from twostroke.startup import assembly
@@ -255,12 +255,12 @@ def test_largest_steps_have_every_token_and_every_row(random_models: dict[str, P
     config = EngineConfig.from_keywords(model=str(random_models["llama"]), threads=1, max_num_batched_tokens=100)
     prepared = prepare(config)
     longest = prepared.longest_request
-    size = LargestStep(max_tokens=prepared.step_tokens, max_rows=7, longest=longest, max_logprobs=5)
+    size = StepLimits(max_tokens=prepared.step_tokens, max_rows=7, longest=longest, max_logprobs=5)
     steps = list(largest_steps(size, prepared.layout))
     assert [batch.num_tokens for _, batch in steps] == [100, 100, 100]
     assert [len(requests) for requests, _ in steps] == [7, 7, 1]
     assert [scheduled.num_scheduled_tokens for scheduled in steps[1][1].requests] == [94, 1, 1, 1, 1, 1, 1]
-    beyond = LargestStep(max_tokens=3 * longest - 1, max_rows=7, longest=longest, max_logprobs=5)
+    beyond = StepLimits(max_tokens=3 * longest - 1, max_rows=7, longest=longest, max_logprobs=5)
     assert [len(requests) for requests, _ in largest_steps(beyond, prepared.layout)] == [7, 7, 3]
     for requests, batch in steps:
         for request, scheduled in zip(requests, batch.requests, strict=True):

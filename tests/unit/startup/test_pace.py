@@ -11,7 +11,7 @@ from factories import uniform_shape
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.cost.step_model import Curve, StepTimeModel
-from twostroke.startup.calibrated import pace_of
+from twostroke.startup.calibrated import latency_model
 
 SHAPE = uniform_shape(
     hidden_size=4,
@@ -43,7 +43,7 @@ STEPS = StepTimeModel(layers=Curve((1, 17), (0.010, 0.030)), head=Curve((1,), (0
 )
 def test_a_limit_that_cannot_be_kept_is_said_with_the_nearest(limits: dict[str, str], notes: list[str]) -> None:
     config = EngineConfig.from_keywords(model="embedded", **limits)
-    pace = pace_of(config, Path("embedded"), SHAPE, MachineLimits(1e9, 1e9), STEPS)
+    pace = latency_model(config, Path("embedded"), SHAPE, MachineLimits(1e9, 1e9), STEPS)
     said = [line for line in pace.lines if line.startswith("note")]
     assert len(said) == len(notes)
     for line, words in zip(said, notes, strict=True):

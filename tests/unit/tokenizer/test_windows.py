@@ -177,7 +177,7 @@ def test_a_long_text_has_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer(raw, TokenizerSettings())
     text = "Some words, 12345 times.\n" * 100
     for frames in (True, False):
-        found = tokenizer.encode_compactly(text, add_special_tokens=frames)
+        found = tokenizer.encode_compact(text, add_special_tokens=frames)
         assert not isinstance(found, list)
         assert list(found) == tokenizer.encode(text, add_special_tokens=frames)
     for skips in (True, False):

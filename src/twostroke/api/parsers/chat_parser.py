@@ -26,7 +26,7 @@ from twostroke.api.parsers.families import (
     read_plain_content,
 )
 from twostroke.api.parsers.harmony import ANALYSIS_HEADER, TURN_ENDS, read_analysis
-from twostroke.api.parsers.output import Delta, HearContent, Output, ParsedMessage, join_deltas
+from twostroke.api.parsers.output import Delta, OnContent, Output, ParsedMessage, join_deltas
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import NO_TOOLS, ChatTools, NamedTool, Tool, checked_tool_choice
 from twostroke.client.stop_strings import StopFinder, StopMatch, StopStrings
@@ -124,7 +124,7 @@ class ChatParser:
         tools: functions that may be called.
         starts_in_reasoning: whether the text begins within the reasoning.
         max_tool_calls: number of calls after which further calls are dropped.
-        hear_content: receives each piece of content, as in Output.
+        on_content: receives each piece of content, as in Output.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class ChatParser:
         tools: Sequence[Tool] = (),
         starts_in_reasoning: bool = False,
         max_tool_calls: int | None = None,
-        hear_content: HearContent | None = None,
+        on_content: OnContent | None = None,
     ) -> None:
         self._tool_calls = tool_calls
         self._reasoning = reasoning
         self._tools: Mapping[str, Tool] = {tool.name: tool for tool in tools}
         self._starts_in_reasoning = starts_in_reasoning
         self._source = Source()
-        self._output = Output(max_tool_calls, hear_content)
+        self._output = Output(max_tool_calls, on_content)
         self._reading = self._read()
 
     @property
@@ -215,7 +215,7 @@ class ChatParser:
         elif self._starts_in_reasoning:
             yield from read_analysis(source, output)
         if self._tool_calls is None:
-            yield from read_plain_content(source, output.verbatim_content)
+            yield from read_plain_content(source, output.plain_content)
         else:
             yield from read_content(source, output, self._tool_calls, self._tools)
 
@@ -234,24 +234,24 @@ def make_parser(
     prompt: str | None = "",
     said: str = "",
     calls_come_first: bool = False,
-    hear_content: HearContent | None = None,
+    on_content: OnContent | None = None,
 ) -> ChatParser:
     """Return a parser for one choice of one request.
 
     Args:
         tool_call_parser: a name of TOOL_CALL_FAMILIES; None if calls are not parsed.
         reasoning_parser: a name of REASONING_FAMILIES; None if reasoning is not separated from content.
-        asked: tools of the request; a required or named call follows `tool_choice_schema` or `required_call`.
+        asked: tools of the request; a required or named call follows `tool_choice_schema` or `required_call_syntax`.
         prompt: the rendered chat, or the end of it, which may have opened the reasoning; None: nothing has opened it.
         said: text of the turn that is continued, at the end of the prompt.
-        calls_come_first: whether the text is an answer of some form, or calls in the syntax of `free_calls`.
-        hear_content: receives each piece of content, as in Output.
+        calls_come_first: whether the text is an answer of some form, or calls in the syntax of `optional_call_syntax`.
+        on_content: receives each piece of content, as in Output.
 
     Raises:
         InvalidParameter: there is no parser of that name, or the chosen tool is not among the tools.
     """
-    family = _looked_up("tool_call_parser", tool_call_parser, TOOL_CALL_FAMILIES)
-    reasoning = _looked_up("reasoning_parser", reasoning_parser, REASONING_FAMILIES)
+    family = _family_named("tool_call_parser", tool_call_parser, TOOL_CALL_FAMILIES)
+    reasoning = _family_named("reasoning_parser", reasoning_parser, REASONING_FAMILIES)
     tool_choice = checked_tool_choice(asked.tools, asked.choice)
     if family is not None and family.required_header and asked.required:
         family = replace(family, comes_first=True, has_content=False)
@@ -271,17 +271,17 @@ def make_parser(
         tools=asked.tools,
         starts_in_reasoning=reasoning is not None and prompt is not None and reasoning.is_open_after(prompt, said),
         max_tool_calls=None if asked.parallel else 1,
-        hear_content=hear_content,
+        on_content=on_content,
     )
 
 
-def _looked_up(parameter: str, name: str | None, families: Mapping[str, Family]) -> Family | None:
+def _family_named(parameter: str, name: str | None, families: Mapping[str, Family]) -> Family | None:
     if name is not None and name not in families:
         raise InvalidParameter(parameter, name, f"must be one of {', '.join(sorted(families))}")
     return None if name is None else families[name]
 
 
-class AnswerStops(StopFinder):
+class ContentStopFinder(StopFinder):
     """Search for stop strings in the content of one generation.
 
     Positions are characters of the raw text. Text is held back while it may become content, and content while it may be
@@ -292,7 +292,7 @@ class AnswerStops(StopFinder):
         make_parser: makes a parser of the text that passes content to the given function.
     """
 
-    def __init__(self, stops: Sequence[str], make_parser: Callable[[HearContent], ChatParser]) -> None:
+    def __init__(self, stops: Sequence[str], make_parser: Callable[[OnContent], ChatParser]) -> None:
         self._strings = tuple(stops)
         self._parser = make_parser(self._hear)
         self._stops = StopStrings(stops)

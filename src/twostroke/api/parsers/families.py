@@ -34,7 +34,7 @@ from twostroke.api.parsers.qwen3_coder import read_qwen3_coder_call
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import Tool, arguments_schema
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls, RequiredCall
+from twostroke.grammar.backend import FreeCalls, RequiredCallSyntax
 
 Tools = Mapping[str, Tool]
 """Tools by name."""
@@ -94,7 +94,7 @@ def read_content(source: Source, output: Output, family: ToolCallFamily, tools: 
         yield from read_plain_content(source, emit)
         return
     markers = Stops(*family.markers)
-    while marker := (yield from source.copy_until(markers, emit, drops_half=True)):
+    while marker := (yield from source.copy_until(markers, emit, drops_partial_stop=True)):
         source.position = len(marker)
         if not (yield from _read_calls(source, output, family, tools, marker)):
             source.position = 0
@@ -122,10 +122,10 @@ def _read_calls(source: Source, output: Output, family: ToolCallFamily, tools: T
     Nothing is emitted for a call that was cut in its head, either. Without a marker, only a known function name
     distinguishes a call from content.
     """
-    source.lacks_text = False
+    source.wanted_more_text = False
     is_call = yield from family.read_calls(source, output, tools, marker)
     names_function = marker != "" or any(name in source.text for name in tools)
-    is_half = source.is_cut and source.lacks_text and (is_call or names_function)
+    is_half = source.is_cut and source.wanted_more_text and (is_call or names_function)
     if is_half:
         source.position = len(source.text)
     return is_call or is_half
@@ -152,7 +152,7 @@ def named_tool(name: str) -> ToolCallFamily:
     return ToolCallFamily((), read, bare="{", has_content=False)
 
 
-def free_calls(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
+def optional_call_syntax(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
     """Return the syntax of optional calls of these functions, for an answer that otherwise has a form."""
     bare = None
     if family.bare == "{":
@@ -165,7 +165,7 @@ def free_calls(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
     return FreeCalls(markers=family.markers if beginning else (), markup=family.markup, bare=bare, beginning=beginning)
 
 
-def required_call(family: ToolCallFamily, tools: Sequence[Tool]) -> RequiredCall | None:
+def required_call_syntax(family: ToolCallFamily, tools: Sequence[Tool]) -> RequiredCallSyntax | None:
     """Return the syntax of a required call of one of these functions; None for JSON alone.
 
     Raises:
@@ -182,7 +182,7 @@ def required_call(family: ToolCallFamily, tools: Sequence[Tool]) -> RequiredCall
         f"{beginnings.of_pieces(family.required_header.format(name=tool.name), markup)} @arguments{number}"
         for number, tool in enumerate(tools)
     ]
-    return RequiredCall(
+    return RequiredCallSyntax(
         rules=f"start: ({' | '.join(ways)}) {text(family.required_end)}?",
         schemas={f"arguments{number}": arguments_schema(tool) for number, tool in enumerate(tools)},
         markup=markup,

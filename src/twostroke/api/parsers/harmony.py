@@ -78,7 +78,7 @@ def read_analysis(source: Source, output: Output) -> Reading[None]:
         if stop in _MESSAGE_ENDS:
             break
         header = yield from _read_header(source, stop)
-        if header is None and source.is_cut and source.lacks_text:
+        if header is None and source.is_cut and source.wanted_more_text:
             source.position = len(source.text)
             return
         source.position = 0

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from twostroke.api.parsers.json_text import JsonValue, decoded_string, read_short_string, read_value
+from twostroke.api.parsers.json_text import JsonScanner, decoded_string, read_short_string, read_value
 from twostroke.api.parsers.output import Output
 from twostroke.api.parsers.source import MAX_HEAD_CHARS, Reading, Source
 from twostroke.tokenizer.messages import NO_ARGUMENTS
@@ -43,7 +43,7 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[bool]:
         return False
     source.position = start
     output.begin_tool_call(name)
-    value = JsonValue()
+    value = JsonScanner()
     while not value.has_ended and (yield from source.more()):
         output.arguments(value.take(source))
         source.forget()

@@ -15,7 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 _CLOSER = {"{": "}", "[": "]"}
 
 
-class JsonValue:
+class JsonScanner:
     """Incremental scanner for the end of an object, list or string.
 
     It follows only strings and brackets. Other errors of the model (an extra comma, a bare word) are passed on to the
@@ -83,9 +83,9 @@ class JsonValue:
         return source.text[source.position - 1]
 
 
-def is_whole_value(text: str) -> bool:
-    """Return whether an object, list or string is complete; errors within it are ignored, as in JsonValue."""
-    source, value = Source(), JsonValue()
+def is_complete_value(text: str) -> bool:
+    """Return whether an object, list or string is complete; errors within it are ignored, as in JsonScanner."""
+    source, value = Source(), JsonScanner()
     source.append(text)
     value.take(source)
     return value.is_whole
@@ -93,7 +93,7 @@ def is_whole_value(text: str) -> bool:
 
 def read_value(source: Source) -> Reading[str | None]:
     """Read the text of an object, list or string as a whole; None if it is incomplete."""
-    value = JsonValue()
+    value = JsonScanner()
     taken: list[str] = []
     while not value.has_ended and (yield from source.more()):
         taken.append(value.take(source))

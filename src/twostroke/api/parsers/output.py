@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twostroke.api.parsers.json_text import is_whole_value
+from twostroke.api.parsers.json_text import is_complete_value
 from twostroke.api.parsers.reasoning_tokens import ReasoningTokens
 
 
@@ -102,11 +102,11 @@ def append_joined(deltas: list[Delta], delta: Delta) -> None:
             deltas.append(delta)
 
 
-HearContent = Callable[[str, int], object]
+OnContent = Callable[[str, int], object]
 """Callback for a piece of content, and the number of its first characters that may be layout."""
 
 
-class _Margin:
+class _WhitespaceBuffer:
     """Filter that holds whitespace back until text follows it."""
 
     def __init__(self, stripped: str | None) -> None:
@@ -159,17 +159,17 @@ class Output:
 
     Args:
         max_tool_calls: number of calls after which calls are dropped (`parallel_tool_calls` false); None for no limit.
-        hear_content: receives each piece of content as it is in the text, and the number of its first characters that
+        on_content: receives each piece of content as it is in the text, and the number of its first characters that
             may be layout beside a call.
     """
 
-    def __init__(self, max_tool_calls: int | None = None, hear_content: HearContent | None = None) -> None:
-        self._hear_content = hear_content
+    def __init__(self, max_tool_calls: int | None = None, on_content: OnContent | None = None) -> None:
+        self._on_content = on_content
         self._max_tool_calls = max_tool_calls
         self._deltas: list[Delta] = []
         self._num_tool_calls = 0
-        self._reasoning = _Margin("\n")
-        self._content = _Margin(None)
+        self._reasoning = _WhitespaceBuffer("\n")
+        self._content = _WhitespaceBuffer(None)
         self.reasoning_tokens = ReasoningTokens()
         self._last_arguments: list[str] = []
         self._call_is_last = False
@@ -178,7 +178,7 @@ class Output:
     @property
     def has_half_call(self) -> bool:
         """Whether the last call has begun and its arguments are incomplete."""
-        return self._num_tool_calls > 0 and not is_whole_value("".join(self._last_arguments))
+        return self._num_tool_calls > 0 and not is_complete_value("".join(self._last_arguments))
 
     def reasoning(self, text: str) -> None:
         """Add text to the reasoning."""
@@ -196,17 +196,17 @@ class Output:
 
     def content(self, text: str) -> None:
         """Add content, which begins at the source's position."""
-        if self._hear_content is not None:
+        if self._on_content is not None:
             may_be_layout = self._call_is_last or not self._content.has_text
-            self._hear_content(text, len(text) - len(text.lstrip()) if may_be_layout else 0)
+            self._on_content(text, len(text) - len(text.lstrip()) if may_be_layout else 0)
         if certain := self._content.pass_on(text, drop_before=self._call_is_last):
             append_joined(self._deltas, ContentDelta(certain))
             self._call_is_last = False
 
-    def verbatim_content(self, text: str) -> None:
+    def plain_content(self, text: str) -> None:
         """Add content of a generation that can contain no call; nothing is held back."""
-        if self._hear_content is not None:
-            self._hear_content(text, 0)
+        if self._on_content is not None:
+            self._on_content(text, 0)
         append_joined(self._deltas, ContentDelta(text))
 
     def begin_tool_call(self, name: str) -> None:

@@ -59,7 +59,7 @@ class Source:
         self.has_ended = False
         self.is_cut = False
         """Whether the text was cut off where the model would have gone on, as by max_tokens."""
-        self.lacks_text = False
+        self.wanted_more_text = False
         """Whether a parser wanted more text after the end; callers reset it."""
         self.num_forgotten = 0
         """Characters of the generation before `text`."""
@@ -87,7 +87,7 @@ class Source:
         """Wait for so many unread characters; return False if the text ends before."""
         while self.num_unread < num_chars:
             if self.has_ended:
-                self.lacks_text = True
+                self.wanted_more_text = True
                 return False
             yield
         return True
@@ -122,7 +122,7 @@ class Source:
                     self.position += len(text)
                     return text
             if self.has_ended or not self._may_become(expected):
-                self.lacks_text |= self.has_ended_within(*expected)
+                self.wanted_more_text |= self.has_ended_within(*expected)
                 return ""
             yield
 
@@ -153,11 +153,13 @@ class Source:
                 text, self.position = self.text[self.position : end], end
                 return text
             if self.has_ended or self.num_unread > MAX_HEAD_CHARS + wanted.max_chars:
-                self.lacks_text |= self.num_unread <= MAX_HEAD_CHARS + wanted.max_chars
+                self.wanted_more_text |= self.num_unread <= MAX_HEAD_CHARS + wanted.max_chars
                 return None
             yield
 
-    def copy_until(self, stops: Stops, emit: Callable[[str], None], *, drops_half: bool = False) -> Reading[str]:
+    def copy_until(
+        self, stops: Stops, emit: Callable[[str], None], *, drops_partial_stop: bool = False
+    ) -> Reading[str]:
         """Emit text as it comes, up to the first stop, which stays unread and is returned; "" if none comes.
 
         Text that may be the beginning of a stop is held back until that is decided. Text that was read is forgotten.
@@ -165,12 +167,12 @@ class Source:
         Args:
             stops: texts to search for.
             emit: receives the text.
-            drops_half: whether a stop in which the text is cut is dropped, unless it is a single character.
+            drops_partial_stop: whether a stop in which the text is cut is dropped, unless it is a single character.
         """
         while True:
             self.forget()
             found = stops.find(self.text)
-            is_whole = self.has_ended and not (self.is_cut and drops_half)
+            is_whole = self.has_ended and not (self.is_cut and drops_partial_stop)
             num_undecided = 0 if found or is_whole else stops.num_undecided(self.text)
             if self.has_ended and num_undecided == 1:
                 num_undecided = 0

@@ -30,7 +30,7 @@ from twostroke.api.protocol.fields import (
 )
 from twostroke.api.protocol.sampling import ReasoningEffort, SamplingFields
 from twostroke.api.protocol.shapes import AnyObject, LooksLike
-from twostroke.tokenizer.messages import REASONING_FIELDS, is_medium
+from twostroke.tokenizer.messages import REASONING_FIELDS, is_media_type
 
 MESSAGES = "messages."
 """Prefix of the paths of unknown fields in messages."""
@@ -133,7 +133,7 @@ def unknown_in_messages(messages: Messages) -> Iterator[str]:
 def _unknown_in_message(message: Mapping[str, Any]) -> Iterator[str]:
     yield from _beyond(_MESSAGE, message, MESSAGES)
     for part in _objects(message.get("content")):
-        if not is_medium(part.get("type")):  # media are refused by name later
+        if not is_media_type(part.get("type")):  # media are refused by name later
             yield from _beyond(_PART, part, f"{MESSAGES}content.")
     for call in _objects(message.get("tool_calls")):
         yield from _beyond(_CALL, call, f"{MESSAGES}tool_calls.")

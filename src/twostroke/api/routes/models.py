@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
-from twostroke.api.generation import amount_of, off_the_loop
+from twostroke.api.generation import input_size, run_in_thread_if_long
 from twostroke.api.protocol.chat import ChatTool, Conversation
 from twostroke.api.protocol.fields import MAX_TOOLS, AtMost, TokenId, WireObject, as_sent
 from twostroke.api.routing import BodyRoute
@@ -78,9 +78,9 @@ def models_router(context: ServerContext) -> APIRouter:
         """Tokenize a text or a conversation as the engine would."""
         headers = context.check_fields(body)
         context.check_model(body.model)
-        amount = amount_of(body.prompt, body.messages, body.tools, body.chat_template_kwargs)
+        amount = input_size(body.prompt, body.messages, body.tools, body.chat_template_kwargs)
         renders = body.messages is not None
-        token_ids = await off_the_loop(lambda: _token_ids(context, body), amount, renders=renders)
+        token_ids = await run_in_thread_if_long(lambda: _token_ids(context, body), amount, renders=renders)
         tokenizer = context.engine.tokenizer if body.return_token_strs else None
         written = _written(token_ids, context.engine.facts.max_model_len, tokenizer)
         if len(token_ids) <= _SLICE:
@@ -93,7 +93,7 @@ def models_router(context: ServerContext) -> APIRouter:
         """Decode tokens to text, special tokens included."""
         headers = context.check_fields(body)
         context.check_model(body.model)
-        text = await off_the_loop(lambda: _text(context, body.tokens), len(body.tokens))
+        text = await run_in_thread_if_long(lambda: _text(context, body.tokens), len(body.tokens))
         return json_response({"prompt": text}, headers)
 
     @router.get("/tokenizer_info")

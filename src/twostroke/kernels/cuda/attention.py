@@ -10,11 +10,11 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat, hadamard_block, is_quantized, levels_of, slot_bytes
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
-from twostroke.kernels.cuda.attention_plan import CudaStepPlan, Cut, FixedStepPlan, HostPlan, plan_step, sent
-from twostroke.kernels.cuda.card import processors_of, shared_memory_of
-from twostroke.kernels.cuda.jit import in_a_chain, power_of_two
+from twostroke.kernels.cuda.attention_plan import CudaHostPlan, CudaStepPlan, Cut, FixedStepPlan, plan_step, sent
+from twostroke.kernels.cuda.card import processors_of, shared_memory_bytes
+from twostroke.kernels.cuda.jit import launch_options, power_of_two
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
-from twostroke.kernels.interface import AttentionOperator, FixedSize, GroupShape, HeadTurn, Scoring
+from twostroke.kernels.interface import AttentionOperator, FixedSize, GroupShape, QKNormRope, Scoring
 from twostroke.kernels.reference.attention import PagedAttention
 from twostroke.kernels.reference.attention_plan import PlannedBatch
 from twostroke.kernels.reference.kv_codec import decode
@@ -42,14 +42,14 @@ _VECTORS = 16
 class TritonAttention:
     """Attention operator of Triton's kernels. Prefill chunks and decodes run the same program."""
 
-    turns_heads = True
+    applies_qk_norm_rope = True
 
     def __init__(self, num_heads: int, num_kv_heads: int, device: torch.device) -> None:
         """Take the model's heads; every tile has the same height, so nothing has to be proved."""
         self._cut = CUT.holding(num_heads // num_kv_heads)
         self._device = device
         self._num_processors = processors_of(device)
-        self._shared_memory = shared_memory_of(device)
+        self._shared_memory = shared_memory_bytes(device)
 
     def kv_order(self, kv_format: KVFormat) -> str:
         """Return the name of the order: floats as in kernels/reference; codes of all tokens before their scales and
@@ -94,7 +94,7 @@ class TritonAttention:
         block_table: npt.NDArray[np.int32],
         *,
         splits: bool,
-    ) -> HostPlan:
+    ) -> CudaHostPlan:
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, None)
         return plan_step(shape, batch, self._cut, self._num_processors if splits else None)
 
@@ -108,7 +108,7 @@ class TritonAttention:
         plan: CudaStepPlan,
         layer_in_block: int,
         scoring: Scoring,
-        turn: HeadTurn | None = None,
+        turn: QKNormRope | None = None,
     ) -> Tensor:
         shape = plan.shape
         assert qkv.is_contiguous(), qkv.stride()
@@ -160,7 +160,7 @@ class TritonAttention:
             HAS_SLOPES=scoring.slopes is not None,
             FLAT=not plan.num_part_rows,
             num_stages=num_stages(self._cut, shape.head_dim, qkv.dtype, self._shared_memory) or 1,
-            **in_a_chain(qkv.device),
+            **launch_options(qkv.device),
         )
         if len(plan.splits):
             heads = power_of_two(shape.heads_per_kv_head)
@@ -176,7 +176,7 @@ class TritonAttention:
                 LEVELS=memory.levels,
                 STAGES=memory.stages,
                 HAS_SINKS=scoring.sinks is not None,
-                **in_a_chain(qkv.device),
+                **launch_options(qkv.device),
             )
         return out
 
@@ -202,13 +202,13 @@ class _Memory:
         )
         """Stride of blocks, offset of the layer within a block, and stride of heads, in elements."""
 
-    def write(self, qkv: Tensor, plan: CudaStepPlan, turn: HeadTurn | None) -> None:
+    def write(self, qkv: Tensor, plan: CudaStepPlan, turn: QKNormRope | None) -> None:
         """Apply norm and rotary embedding to q and k if `turn` is given, and store K and V."""
         shape = self._shape
         first_head = 0 if turn is not None else shape.num_heads
         num_vectors = plan.num_tokens * (qkv.shape[1] - first_head)
         # any tensor takes the place of a missing one
-        cos, signed_sin, weight, eps, mean = HeadTurn(qkv, qkv, None, 0.0) if turn is None else turn
+        cos, signed_sin, weight, eps, mean = QKNormRope(qkv, qkv, None, 0.0) if turn is None else turn
         assert cos.is_contiguous(), cos.stride()
         assert signed_sin.is_contiguous(), signed_sin.stride()
         kv_programs.write_slots[(-(-num_vectors // _VECTORS),)](
@@ -239,7 +239,7 @@ class _Memory:
             TURNS=turn is not None,
             HAS_NORM=weight is not None,
             HAS_MEAN=mean is not None,
-            **in_a_chain(qkv.device),
+            **launch_options(qkv.device),
         )
 
 
@@ -255,7 +255,7 @@ def attention_operator(
             limit,
         )
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
-    if num_stages(CUT.holding(num_heads // num_kv_heads), head_dim, dtype, shared_memory_of(device)) is None:
+    if num_stages(CUT.holding(num_heads // num_kv_heads), head_dim, dtype, shared_memory_bytes(device)) is None:
         log.info("head_dim %d in %s: more shared memory than this card has; using torch's attention", head_dim, dtype)
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
     return TritonAttention(num_heads, num_kv_heads, device)

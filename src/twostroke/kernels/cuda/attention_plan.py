@@ -69,7 +69,7 @@ class CudaStepPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HostPlan:
+class CudaHostPlan:
     """Arrays of a CudaStepPlan before they are sent, int64."""
 
     shape: GroupShape
@@ -94,7 +94,7 @@ class _Tiles:
     num_segments: Ints
 
 
-def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int | None) -> HostPlan:
+def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int | None) -> CudaHostPlan:
     """Plan one step of one KV group.
 
     Args:
@@ -107,10 +107,10 @@ def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: 
     items, splits, num_part_rows = _items(tiles, shape, num_processors)
     words, tree_rows = _tree_words(batch)
     tokens, slots = _tokens(shape, batch, tree_rows)
-    return HostPlan(shape, items, splits, num_part_rows, tokens, slots, batch.table, words, bool(batch.trees))
+    return CudaHostPlan(shape, items, splits, num_part_rows, tokens, slots, batch.table, words, bool(batch.trees))
 
 
-def sent(host: HostPlan, device: torch.device) -> CudaStepPlan:
+def sent(host: CudaHostPlan, device: torch.device) -> CudaStepPlan:
     """Send a plan to the device."""
     arrays = [host.items, host.splits, host.tokens, host.slots, host.table, host.trees]
     tensors = _send([array.astype(np.int32) for array in arrays], device)
@@ -146,7 +146,7 @@ class FixedStepPlan:
             shape, size.num_tokens, items, splits, size.num_part_rows, tokens, slots, table, trees, has_trees=False
         )
 
-    def fill(self, step: HostPlan) -> None:
+    def fill(self, step: CudaHostPlan) -> None:
         size, num_tokens = self._size, step.tokens.shape[1]
         assert num_tokens <= size.num_tokens, f"{num_tokens} tokens in a plan for {size.num_tokens}"
         assert step.num_part_rows <= size.num_part_rows, f"{step.num_part_rows} of {size.num_part_rows} partial rows"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized, product, rounded, wait_for_inputs
 from twostroke.kernels.cuda.kv_programs import hadamard_back, read_slots
 
 LOWEST = tl.constexpr(-1e30)
@@ -86,7 +86,7 @@ def scored(
     return scores
 
 
-@jit_for_any("items", "tokens", "table", "trees", "num_tokens", "max_blocks")
+@jit_unspecialized("items", "tokens", "table", "trees", "num_tokens", "max_blocks")
 def attend(
     items,
     tokens,
@@ -214,7 +214,7 @@ def attend(
         tl.store(part_acc + state[:, None] * HEAD_DIM + column[None, :], acc, mask=is_number)
 
 
-@jit_for_any("splits")
+@jit_unspecialized("splits")
 def fold_parts(
     splits,
     part_m,

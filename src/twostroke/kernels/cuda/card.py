@@ -14,7 +14,7 @@ def processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _NUM_PROCESSORS
 
 
-def shared_memory_of(device: torch.device) -> int:
+def shared_memory_bytes(device: torch.device) -> int:
     """Return the bytes of shared memory that one program may have."""
     properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     # getattr as in torch's own code, because not every build has the attribute

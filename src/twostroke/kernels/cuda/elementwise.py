@@ -7,7 +7,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import elementwise_programs as programs
-from twostroke.kernels.cuda.jit import AS_WRITTEN, in_a_chain, power_of_two
+from twostroke.kernels.cuda.jit import NO_FP_FUSION, launch_options, power_of_two
 
 _GATE_WIDTH = 1024
 
@@ -43,7 +43,7 @@ def _norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
             eps,
             PARTS=weights,
             WIDTH=power_of_two(n),
-            **in_a_chain(x.device),
+            **launch_options(x.device),
         )
 
 
@@ -63,7 +63,7 @@ def rotate_heads_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
             HEAD_DIM=head_dim,
             HEADS=power_of_two(heads),
             WIDTH=power_of_two(head_dim // 2),
-            **AS_WRITTEN,
+            **NO_FP_FUSION,
         )
 
 
@@ -82,6 +82,6 @@ def gate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
             n,
             WIDTH=width,
             ACTIVATION=activation,
-            **in_a_chain(gate_up.device),
+            **launch_options(gate_up.device),
         )
     return out

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized, product, rounded, wait_for_inputs
 from twostroke.kernels.cuda.linear_programs import finished
 
 
@@ -93,7 +93,7 @@ def multiply_experts(
         tl.store(y + pair.to(tl.int64)[:, None] * num_channels + channel[None, :], found, mask=mask)
 
 
-@jit_for_any("num_chosen")
+@jit_unspecialized("num_chosen")
 def add_pairs(products, places, weights, y, num_chosen, num_channels, CHANNELS: tl.constexpr, OVERLAPS: tl.constexpr):
     """Add the token's products [num_channels] times their weights, by rising expert, in program (CHANNELS outputs,
     token).

@@ -14,7 +14,7 @@ from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import expert_programs as programs
 from twostroke.kernels.cuda.elementwise import gate_and_mul
 from twostroke.kernels.cuda.float_linear import RUNS, FloatLinear
-from twostroke.kernels.cuda.jit import in_a_chain, power_of_two
+from twostroke.kernels.cuda.jit import launch_options, power_of_two
 from twostroke.kernels.expert_operators import ExpertLinears, GatedExperts, Routing
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
 from twostroke.kernels.reference import experts as one_by_one
@@ -72,7 +72,7 @@ class GroupedProducts:
             IS_OF_TOKENS=is_of_tokens,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            **in_a_chain(x.device),
+            **launch_options(x.device),
         )
         return y
 
@@ -116,7 +116,7 @@ class TritonExpertLinears:
             num_chosen,
             num_channels,
             CHANNELS=_ADDED_AT_ONCE,
-            **in_a_chain(y.device),
+            **launch_options(y.device),
         )
         return y
 
@@ -132,14 +132,14 @@ def pack_gated_experts(
     grouped = _grouped(experts, biases)
     if grouped is not None:
         return TritonGatedExperts(grouped, activation)
-    return one_by_one.GatedExpertsOneByOne([_gated(one, activation) for one in experts])
+    return one_by_one.SequentialGatedExperts([_gated(one, activation) for one in experts])
 
 
 def pack_expert_linears(pack: PackLinear, weights: Sequence[Weight], biases: Tensor | None) -> ExpertLinears:
     """Return experts computed in one launch where their weights are floats, and one by one otherwise."""
     experts = [pack(*one) for one in zip(weights, biases_of(biases, weights), strict=True)]
     grouped = _grouped(experts, biases)
-    return one_by_one.ExpertLinearsOneByOne(experts) if grouped is None else TritonExpertLinears(grouped)
+    return one_by_one.SequentialExpertLinears(experts) if grouped is None else TritonExpertLinears(grouped)
 
 
 def _grouped(experts: Sequence[Linear], biases: Tensor | None) -> GroupedProducts | None:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.kernels.cuda import float_programs, linear_programs
-from twostroke.kernels.cuda.card import has_copy_engine, processors_of, shared_memory_of
-from twostroke.kernels.cuda.jit import described, in_a_chain
+from twostroke.kernels.cuda.card import has_copy_engine, processors_of, shared_memory_bytes
+from twostroke.kernels.cuda.jit import described, launch_options
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.row_tiles import fingerprint, remember
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
@@ -75,15 +75,15 @@ class FloatLinear:
         self._num_channels, self._num_inputs = self.weight.shape
         self.span = _SPAN_BYTES // self.weight.dtype.itemsize
         self._num_processors = processors_of(self.weight.device)
-        self._high = _fitting(HIGH, shared_memory_of(self.weight.device))
+        self._high = _fitting(HIGH, shared_memory_bytes(self.weight.device))
         run_inputs = -(-self._num_inputs // (self.span * RUNS)) * self.span
-        self._is_described = (
+        self._uses_tma = (
             has_copy_engine(self.weight.device)
             and self.weight.dtype.itemsize == 2
             and self._num_inputs * self.weight.dtype.itemsize % _ALIGNED_BYTES == 0
             and run_inputs % _DESCRIBED_SPAN == 0
         )
-        self._high_is_sound = HIGH.height in self._proven_heights()
+        self._high_tile_is_proven = HIGH.height in self._proven_heights()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [num_rows, K] to [num_rows, N], in the type of the weights."""
@@ -101,7 +101,7 @@ class FloatLinear:
 
     def tile_for(self, num_rows: int) -> Tile:
         """Return the tile for `num_rows` rows."""
-        return self._high if num_rows > LOW.height and self._high_is_sound else LOW
+        return self._high if num_rows > LOW.height and self._high_tile_is_proven else LOW
 
     def _proven_heights(self) -> tuple[int, ...]:
         """Return the heights whose rows get the bits of a low tile, wherever they stand in it."""
@@ -122,7 +122,7 @@ class FloatLinear:
         num_rows, n = len(x), self._num_channels
         if not num_rows:
             return torch.empty(0, n, dtype=x.dtype, device=x.device)
-        if num_rows > LOW.height and self._high_is_sound:
+        if num_rows > LOW.height and self._high_tile_is_proven:
             # with fewer programs, adding runs separately costs less than idle processors
             return self._tiled(x, residual, self._high, apart=2 * HIGH.count(num_rows, n) < self._num_processors)
         return self._tiled(x, residual, LOW, apart=LOW.count(num_rows, n) < self._num_processors)
@@ -140,7 +140,7 @@ class FloatLinear:
         bias = x if self.bias is None else self.bias
         added = x if residual is None else residual
         num_spans = -(-self._num_inputs // self.span)
-        if tile is self._high and not apart and self._is_described and _is_aligned(x):
+        if tile is self._high and not apart and self._uses_tma and _is_aligned(x):
             programs = DESCRIBED.count(num_rows, n)
             float_programs.multiply_described[(programs,)](
                 described(x, (DESCRIBED.height, _DESCRIBED_SPAN)),
@@ -161,7 +161,7 @@ class FloatLinear:
                 HAS_RESIDUAL=not no_residual,
                 num_warps=DESCRIBED.num_warps,
                 num_stages=DESCRIBED.num_stages,
-                **in_a_chain(x.device),
+                **launch_options(x.device),
             )
             return y
         float_programs.multiply_floats[(tile.count(num_rows, n), RUNS if apart else 1)](
@@ -190,7 +190,7 @@ class FloatLinear:
             PREFETCHED=_PREFETCHED if tile is LOW and self._num_inputs % self.span == 0 else 0,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            **in_a_chain(x.device),
+            **launch_options(x.device),
         )
         if apart:
             add_runs(parts, self.bias, residual, y)
@@ -229,5 +229,5 @@ def add_runs(parts: Tensor, bias: Tensor | None, residual: Tensor | None, y: Ten
         RUNS=num_runs,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
-        **in_a_chain(y.device),
+        **launch_options(y.device),
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, jit_for_any, prefetch_rows, product, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized, prefetch_rows, product, wait_for_inputs
 from twostroke.kernels.cuda.linear_programs import finished
 
 
@@ -32,7 +32,7 @@ def place_of_tile(num_rows, num_channels, HEIGHT: tl.constexpr, CHANNELS: tl.con
     return (band * BAND + within % height_of_band) * HEIGHT, within // height_of_band * CHANNELS
 
 
-@jit_for_any("num_rows", "runs_at_once")
+@jit_unspecialized("num_rows", "runs_at_once")
 def multiply_floats(
     x,
     weight,
@@ -114,7 +114,7 @@ def multiply_floats(
         tl.store(parts + first_run.to(tl.int64) * num_rows * num_channels + place, total, mask=mask)
 
 
-@jit_for_any("num_rows")
+@jit_unspecialized("num_rows")
 def multiply_described(
     x,
     weight,

@@ -43,7 +43,7 @@ def jit(function: Callable[..., Any]) -> Program:
     return triton.jit(function)
 
 
-def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
+def jit_unspecialized(*names: str) -> Callable[[Callable[..., Any]], Program]:
     """Apply triton.jit without specializing on arguments of these names.
 
     Triton specializes on numbers that are 1 or even, and on addresses of whole vectors. Arguments that change from step
@@ -58,7 +58,7 @@ def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Program]:
     return decorate
 
 
-AS_WRITTEN = {"enable_fp_fusion": False}
+NO_FP_FUSION = {"enable_fp_fusion": False}
 """Option of every launch: products and sums are fused where a program says `fma` and nowhere else. A compiler that may
 choose may choose differently for the same line elsewhere."""
 _OVERLAPPING = (9, 0)
@@ -66,17 +66,17 @@ _OVERLAPPING = (9, 0)
 
 
 @cache
-def in_a_chain(device: torch.device) -> dict[str, Any]:
+def launch_options(device: torch.device) -> dict[str, Any]:
     """Return launch options of programs that begin with `wait_for_inputs`.
 
     Where the card supports it, such a kernel starts while the previous one still runs (programmatic dependent
     launch).
     """
-    return AS_WRITTEN | chained(device.type == "cuda" and torch.cuda.get_device_capability(device) >= _OVERLAPPING)
+    return NO_FP_FUSION | chained(device.type == "cuda" and torch.cuda.get_device_capability(device) >= _OVERLAPPING)
 
 
 def chained(overlaps: bool) -> dict[str, Any]:
-    """Return the part of `in_a_chain` that depends on the card.
+    """Return the part of `launch_options` that depends on the card.
 
     >>> chained(True)
     {'OVERLAPS': True, 'launch_pdl': True}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.fp8 import from_e4m3, to_e4m3
-from twostroke.kernels.cuda.jit import jit, jit_for_any, rounded, through, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized, rounded, through, wait_for_inputs
 
 LARGEST_HALF = tl.constexpr(65504.0)
 ROUNDER = tl.constexpr(8388608.0)
@@ -110,7 +110,7 @@ def turned(
     return turned_a, turned_b
 
 
-@jit_for_any("token_blocks", "token_offsets", "token_unused", "num_vectors")
+@jit_unspecialized("token_blocks", "token_offsets", "token_unused", "num_vectors")
 def write_slots(
     qkv,
     values,

@@ -9,7 +9,7 @@ from twostroke.config.layer_spec import Activation
 from twostroke.kernels.cuda import linear_programs as programs
 from twostroke.kernels.cuda.elementwise import gate_and_mul
 from twostroke.kernels.cuda.float_linear import FloatLinear, add_runs
-from twostroke.kernels.cuda.jit import in_a_chain
+from twostroke.kernels.cuda.jit import launch_options
 from twostroke.kernels.cuda.sizes import SPAN, row_bytes
 from twostroke.kernels.interface import GatedLinear, Linear
 from twostroke.kernels.quantized_weight import QuantizedWeight
@@ -50,7 +50,7 @@ class QuantizedLinear:
             self.codes[rows], self.scales[rows] = _packed(found.codes, found.bits), found.scales
             if self.mins is not None and found.mins is not None:
                 self.mins[rows] = found.mins
-        self._high_is_sound = _HIGH in self._proven_heights()
+        self._high_tile_is_proven = _HIGH in self._proven_heights()
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +104,7 @@ class QuantizedLinear:
         if not num_rows:
             return torch.empty(0, self._num_channels, dtype=x.dtype, device=x.device)
         is_few = num_rows <= _LOW
-        return self._tiled(x, residual, _LOW if is_few or not self._high_is_sound else _HIGH, apart=is_few)
+        return self._tiled(x, residual, _LOW if is_few or not self._high_tile_is_proven else _HIGH, apart=is_few)
 
     def _tiled(self, x: Tensor, residual: Tensor | None, height: int, *, apart: bool) -> Tensor:
         """Multiply in tiles of a height, with separate programs for the runs (`apart`) or not; the bits are the
@@ -148,7 +148,7 @@ class QuantizedLinear:
             HAS_RESIDUAL=not no_residual,
             num_warps=4 if height == _LOW else 8,
             num_stages=3 if height == _LOW else 2,  # more would be too much shared memory for cards of 8.6
-            **in_a_chain(x.device),
+            **launch_options(x.device),
         )
         if apart:
             add_runs(parts, self._bias, residual, y)

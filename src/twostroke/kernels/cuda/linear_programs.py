@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.fp8 import from_e4m3
-from twostroke.kernels.cuda.jit import jit, jit_for_any, product, rounded, through, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized, product, rounded, through, wait_for_inputs
 
 HALF_SPAN = tl.constexpr(64)
 
@@ -83,7 +83,7 @@ def half_span(
     return product(inputs, tl.trans(rounded(weights, x.dtype.element_ty)), sums)
 
 
-@jit_for_any("num_rows", "runs_at_once")
+@jit_unspecialized("num_rows", "runs_at_once")
 def multiply(
     x,
     codes,
@@ -162,7 +162,7 @@ def multiply(
         tl.store(y + place, found, mask=mask)
 
 
-@jit_for_any("num_rows")
+@jit_unspecialized("num_rows")
 def add_runs(
     parts,
     bias,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twostroke.kernels.cuda import sampling_programs as programs
-from twostroke.kernels.cuda.jit import AS_WRITTEN, power_of_two
+from twostroke.kernels.cuda.jit import NO_FP_FUSION, power_of_two
 
 _SLICE = 4096
 
@@ -34,10 +34,10 @@ def gumbel_argmax(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
         logits.stride(0),
         vocab_size,
         SLICE=slice_size,
-        **AS_WRITTEN,
+        **NO_FP_FUSION,
     )
     programs.best_of_slices[(num_rows,)](
-        bests, seconds, ids, out, num_slices, SLICES=power_of_two(num_slices), **AS_WRITTEN
+        bests, seconds, ids, out, num_slices, SLICES=power_of_two(num_slices), **NO_FP_FUSION
     )
     return out
 
@@ -69,7 +69,7 @@ def filtered_argmax(
             vocab_size,
             SLICE=_slice_of(vocab_size),
             num_warps=8,
-            **AS_WRITTEN,
+            **NO_FP_FUSION,
         )
     return out
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, jit_for_any
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized
 
 SLACK = tl.constexpr(1e-9)
 """Least difference of two scores for a decision."""
@@ -52,7 +52,7 @@ def entered(best, second, winner, scores, token):
     return tl.where(is_better, highest, best), second, tl.where(is_better, first, winner)
 
 
-@jit_for_any("peaks", "temperatures", "keys")
+@jit_unspecialized("peaks", "temperatures", "keys")
 def draw_in_slices(logits, peaks, temperatures, keys, bests, seconds, winners, stride, vocab_size, SLICE: tl.constexpr):
     """Store the two best scores of a slice of the vocabulary and the token of the best, in program (row, slice)."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -120,7 +120,7 @@ def nearest_reaching(
     return high
 
 
-@jit_for_any("peaks", "temperatures", "keys", "floors", "top_ks", "top_ps")
+@jit_unspecialized("peaks", "temperatures", "keys", "floors", "top_ks", "top_ps")
 def draw_filtered(
     logits,
     peaks,

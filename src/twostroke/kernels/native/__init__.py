@@ -107,5 +107,5 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         filtered_argmax=partial(sampling.filtered_argmax, kernels),
         quantizations=("int8", "int4"),
         kv_formats=tuple(extension.KV_FORMAT_CODES),
-        narrow_attention=torch.bfloat16,
+        reduced_attention_dtype=torch.bfloat16,
     )

@@ -17,7 +17,15 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat
 from twostroke.kernels.feed_forward_parts import MLPParts
 from twostroke.kernels.head_order import HeadOrder
-from twostroke.kernels.interface import AttentionOperator, GroupShape, HeadTurn, LayerParts, Linear, NormWeight, Scoring
+from twostroke.kernels.interface import (
+    AttentionOperator,
+    GroupShape,
+    LayerParts,
+    Linear,
+    NormWeight,
+    QKNormRope,
+    Scoring,
+)
 from twostroke.kernels.memory import empty
 from twostroke.kernels.native.extension import KV_FORMAT_CODES, TYPE_CODES, Kernels, address, native
 from twostroke.kernels.native.feed_forward import bound_experts, bound_mlp
@@ -67,7 +75,7 @@ def pack_tree_masks(tree_masks: TreeMasks, window: int | None) -> tuple[npt.NDAr
 class NativeAttention:
     """Attention operator of the native kernels. Prefill chunks and decodes are computed in the same call."""
 
-    turns_heads = True
+    applies_qk_norm_rope = True
 
     def __init__(
         self,
@@ -134,7 +142,7 @@ class NativeAttention:
         plan: NativeStepPlan,
         layer_in_block: int,
         scoring: Scoring,
-        turn: HeadTurn | None = None,
+        turn: QKNormRope | None = None,
     ) -> Tensor:
         assert qkv.is_contiguous(), qkv.stride()
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
@@ -151,15 +159,15 @@ class NativeAttention:
             scoring.cap or 0.0,
             address(scoring.sinks),
             address(scoring.slopes),
-            *(_NO_TURN if turn is None else _addresses(turn)),
+            *(_NO_QK_NORM_ROPE if turn is None else _addresses(turn)),
         )
         return out
 
 
-_NO_TURN = (0, 0, 0, 0.0, 0, 0)
+_NO_QK_NORM_ROPE = (0, 0, 0, 0.0, 0, 0)
 
 
-def _addresses(turn: HeadTurn) -> tuple[int, int, int, float, int, int]:
+def _addresses(turn: QKNormRope) -> tuple[int, int, int, float, int, int]:
     """Return addresses of cos, signed sin and the norm's weight, its eps and type, and the key mean's address."""
     cos, signed_sin, weight, eps, key_mean = turn
     assert cos.is_contiguous(), cos.stride()
@@ -256,7 +264,7 @@ def _bound(norm: NormWeight) -> native.Norm:
 
 def whole_layer(kernels: Kernels, parts: LayerParts) -> NativeLayer | None:
     """Bind a layer; None if a part is of another backend, or a weight other than qkv's has several formats."""
-    qkv, output, feed_forward = _maps_of(parts.qkv), parts.output, parts.feed_forward
+    qkv, output, feed_forward = _native_linears(parts.qkv), parts.output, parts.feed_forward
     if parts.head_dim > native.MAX_HEAD_DIM or not qkv or not isinstance(output, NativeLinear):
         return None
     if any(part.panels.pads_inputs for part in (*qkv, output)):
@@ -265,7 +273,7 @@ def whole_layer(kernels: Kernels, parts: LayerParts) -> NativeLayer | None:
     return None if bound is None else NativeLayer(kernels, parts, qkv, output.panels, bound)
 
 
-def _maps_of(linear: Linear) -> Sequence[NativeLinear]:
+def _native_linears(linear: Linear) -> Sequence[NativeLinear]:
     """Return the native maps that form a linear map, side by side; none if one is of another backend."""
     parts = linear.parts if isinstance(linear, SplitLinear) else [linear]
     found = [part for part in parts if isinstance(part, NativeLinear)]

@@ -15,7 +15,7 @@ from twostroke.kernels.expert_operators import ExpertLinears, ExpertRouter, Gate
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
 from twostroke.kernels.memory import empty, wide
 from twostroke.kernels.native.extension import address, native
-from twostroke.kernels.native.linear import NativeGated, NativeLinear, Panels, are_alike
+from twostroke.kernels.native.linear import NativeGated, NativeLinear, Panels, have_same_format
 from twostroke.kernels.reference import experts as one_by_one
 
 
@@ -26,7 +26,7 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
     tokens, starts = torch.empty(num_pairs, dtype=torch.int64), torch.empty(spec.num_experts + 1, dtype=torch.int64)
     places = torch.empty(num_tokens, spec.num_chosen, dtype=torch.int64)
     weights = torch.empty(num_tokens, spec.num_chosen)
-    rules_of(spec).route(
+    native_router_rules(spec).route(
         logits.contiguous().data_ptr(),
         address(router.correction),
         address(router.expert_scales),
@@ -40,7 +40,7 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
 
 
 @cache
-def rules_of(spec: ExpertsSpec) -> native.RouterRules:
+def native_router_rules(spec: ExpertsSpec) -> native.RouterRules:
     """Return the rules of a router's choice in the form that the kernels take."""
     return native.RouterRules(
         spec.num_experts,
@@ -146,9 +146,9 @@ def pack_gated_experts(
     """Return experts computed in one call where their formats agree, and one by one otherwise."""
     experts = [pack(*one, activation) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
     panels = [one.panels for one in experts if isinstance(one, NativeGated)]
-    if len(panels) == len(experts) and are_alike(panels):
+    if len(panels) == len(experts) and have_same_format(panels):
         return NativeGatedExperts(panels)
-    return one_by_one.GatedExpertsOneByOne(experts)
+    return one_by_one.SequentialGatedExperts(experts)
 
 
 def pack_expert_linears(
@@ -157,6 +157,6 @@ def pack_expert_linears(
     """Return experts computed in one call where their formats agree, and one by one otherwise."""
     experts = [pack(*one) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
     panels = [one.panels for one in experts if isinstance(one, NativeLinear)]
-    if len(panels) == len(experts) and are_alike(panels):
+    if len(panels) == len(experts) and have_same_format(panels):
         return NativeExpertLinears(panels)
-    return one_by_one.ExpertLinearsOneByOne(experts)
+    return one_by_one.SequentialExpertLinears(experts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from twostroke.kernels.feed_forward_parts import ExpertParts, MLPParts
-from twostroke.kernels.native.experts import NativeExpertLinears, NativeGatedExperts, rules_of
+from twostroke.kernels.native.experts import NativeExpertLinears, NativeGatedExperts, native_router_rules
 from twostroke.kernels.native.extension import address, native
 from twostroke.kernels.native.linear import NativeGated, NativeLinear, Panels
 
@@ -29,7 +29,7 @@ def bound_experts(parts: ExpertParts) -> native.FeedForward | None:
         return None
     return native.Experts(
         logits.panels.bound,
-        rules_of(parts.router.spec),
+        native_router_rules(parts.router.spec),
         address(parts.router.correction),
         address(parts.router.expert_scales),
         inner.bound,

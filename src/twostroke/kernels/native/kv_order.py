@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, is_quantized, slot_bytes
 from twostroke.kernels.head_order import HeadOrder, Section
-from twostroke.kernels.reference.kv_codec import transformed_back
+from twostroke.kernels.reference.kv_codec import inverse_hadamard
 
 LANES = 16
 _DTYPES: dict[KVFormat, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -55,7 +55,7 @@ def read_heads(heads: Tensor, kv_format: KVFormat, head_dim: int, *, values: boo
         codes = _keys(codes, kv_format, block_size, lanes)
     scale, zero = params.contiguous().view(torch.float16).float().view(num_heads, 2, block_size, 1).unbind(1)
     stored = codes.reshape(num_heads, block_size, head_dim).float() * scale + zero
-    return transformed_back(stored) if kv_format == "int4" else stored
+    return inverse_hadamard(stored) if kv_format == "int4" else stored
 
 
 def _keys(numbers: Tensor, kv_format: KVFormat, block_size: int, lanes: int) -> Tensor:

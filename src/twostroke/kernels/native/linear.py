@@ -104,7 +104,7 @@ class Panels(ABC):
         """Return rows of the weight, read from the panels, which are its only copy. int64 [n] to [n, K]"""
 
 
-def are_alike(panels: Sequence[Panels]) -> bool:
+def have_same_format(panels: Sequence[Panels]) -> bool:
     """Return whether one call can multiply with all of them (see Panels.is_like)."""
     return all(one.is_like(panels[0]) for one in panels)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from twostroke.config.kv_format import KVFormat, slot_bytes
 from twostroke.kernels.head_order import HeadOrder, plain_order
-from twostroke.kernels.interface import GroupShape, HeadTurn, Scoring
+from twostroke.kernels.interface import GroupShape, QKNormRope, Scoring
 from twostroke.kernels.reference.attention_plan import (
     PARTITION,
     AttentionPlan,
@@ -33,10 +33,10 @@ from twostroke.kernels.reference.attention_plan import (
     PlannedBatch,
     TileRun,
     plan_attention,
-    row_step,
-    slot_step,
+    row_stride_bytes,
+    slot_stride_bytes,
 )
-from twostroke.kernels.reference.kv_codec import decode, decode_stored, encode, transformed_back
+from twostroke.kernels.reference.kv_codec import decode, decode_stored, encode, inverse_hadamard
 from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.tree_mask import TreeMasks
@@ -99,7 +99,7 @@ def _is_sound(rows: int, num_inputs: int, num_outputs: int, like: Tensor, *, tra
 class PagedAttention:
     """Attention operator of torch's own operations."""
 
-    turns_heads = False
+    applies_qk_norm_rope = False
 
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
@@ -138,7 +138,7 @@ class PagedAttention:
         plan: AttentionPlan,
         layer_in_block: int,
         scoring: Scoring,
-        turn: HeadTurn | None = None,
+        turn: QKNormRope | None = None,
     ) -> Tensor:
         assert turn is None, "q and k come turned"
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
@@ -149,8 +149,8 @@ class PagedAttention:
         q_scale = 2.0 ** math.floor(math.log2(scoring.scale))
         q = qkv[:, : shape.num_heads] * q_scale
         if shape.kv_format == "int4":
-            q = transformed_back(q.float()).to(q.dtype)
-        block_rows = _rows(storage, shape.head_bytes, row_step(shape))
+            q = inverse_hadamard(q.float()).to(q.dtype)
+        block_rows = _rows(storage, shape.head_bytes, row_stride_bytes(shape))
         scoring = replace(scoring, scale=scoring.scale / q_scale)
         results = [_attend(run, q, block_rows, shape, layer_in_block, scoring) for run in plan.runs]
         joined = results[0] if len(results) == 1 else torch.cat(results)
@@ -160,8 +160,8 @@ class PagedAttention:
 def write_kv(kv: Tensor, storage: Tensor, plan: AttentionPlan, layer_in_block: int) -> None:
     """Store K and V [num_tokens, 2 * num_kv_heads, head_dim], and zero the unused slots of new blocks."""
     shape = plan.shape
-    slots = _rows(storage, shape.slot_bytes, slot_step(shape))
-    offset = layer_in_block * shape.layer_bytes // slot_step(shape)
+    slots = _rows(storage, shape.slot_bytes, slot_stride_bytes(shape))
+    offset = layer_in_block * shape.layer_bytes // slot_stride_bytes(shape)
     slots.index_copy_(0, plan.slot_rows + offset, encode(kv.reshape(-1, shape.head_dim), shape.kv_format))
     if plan.unused_slot_rows is not None:
         slots.index_fill_(0, plan.unused_slot_rows + offset, 0)
@@ -185,7 +185,7 @@ def _attend(
     state: tuple[Tensor, Tensor, Tensor] | None = None
     for part in run.passes:
         stored = block_rows.index_select(
-            0, (part.rows + layer_in_block * shape.layer_bytes // row_step(shape)).view(-1)
+            0, (part.rows + layer_in_block * shape.layer_bytes // row_stride_bytes(shape)).view(-1)
         )
         kv = decode_stored(stored.view(-1, shape.slot_bytes), shape.kv_format, tiles.dtype)
         m, total, values = _partials(part, tiles, kv.view(2, -1, PARTITION, head_dim), scoring)
@@ -206,7 +206,7 @@ def _attend(
     _, total, acc = state
     out = acc / total
     if shape.kv_format == "int4":
-        out = transformed_back(out)
+        out = inverse_hadamard(out)
     out = out.to(q.dtype).view(run.num_tiles, kv_heads, run.queries_per_tile, group, head_dim)
     return out.transpose(1, 2).reshape(run.num_tiles * run.queries_per_tile, -1)
 

@@ -48,7 +48,7 @@ class Pass:
     tile_of_pair: Tensor | None
     """int64 [num_pairs]: tile within the run; None when there is one slice."""
     rows: Tensor
-    """int64 [2, num_pairs * num_kv_heads * blocks]: storage rows (`row_step`) of K and of V, for a page's layer 0."""
+    """int64 [2, num_pairs * num_kv_heads * blocks]: rows (`row_stride_bytes`) of K and of V, for a page's layer 0."""
     mask: Tensor | None
     """float32 [num_pairs, 1, queries_per_tile, 1, PARTITION], 0 or -inf; None when every key is visible."""
     ahead: Ints
@@ -75,7 +75,7 @@ class AttentionPlan:
     output_rows: Tensor
     """int64 [num_tokens]: row of each token's result in the concatenated results of all runs."""
     slot_rows: Tensor
-    """int64 [num_tokens * 2 * num_kv_heads]: single slots (`slot_step`) of layer 0 for the new K and V."""
+    """int64 [num_tokens * 2 * num_kv_heads]: single slots (`slot_stride_bytes`) of layer 0 for the new K and V."""
     has_trees: bool
     unused_slot_rows: Tensor | None
     """int64 [n]: slots after the last token in blocks that this step opens. They are zeroed, so that values of another
@@ -188,7 +188,7 @@ def plan_attention(
     )
 
 
-def row_step(shape: GroupShape) -> int:
+def row_stride_bytes(shape: GroupShape) -> int:
     """Return the bytes from one storage row to the next.
 
     A row is one head of a page. Rows overlap where ids are not a whole number of rows apart, which happens only when
@@ -197,8 +197,8 @@ def row_step(shape: GroupShape) -> int:
     return math.gcd(shape.id_bytes, shape.head_bytes)
 
 
-def slot_step(shape: GroupShape) -> int:
-    """Return the bytes from one slot to the next; slots may overlap as in `row_step`."""
+def slot_stride_bytes(shape: GroupShape) -> int:
+    """Return the bytes from one slot to the next; slots may overlap as in `row_stride_bytes`."""
     return math.gcd(shape.id_bytes, shape.slot_bytes)
 
 
@@ -277,8 +277,8 @@ def _block_rows(shape: GroupShape, pairs: _Tiles, partition: Ints, batch: Planne
     )  # [num_pairs, blocks]
     block_ids = batch.table[pairs.seq[:, None], entries]
     heads = np.arange(shape.num_kv_heads)
-    per_head = shape.head_bytes // row_step(shape)
-    k_rows = block_ids[:, None, :] * (shape.id_bytes // row_step(shape)) + heads[None, :, None] * per_head
+    per_head = shape.head_bytes // row_stride_bytes(shape)
+    k_rows = block_ids[:, None, :] * (shape.id_bytes // row_stride_bytes(shape)) + heads[None, :, None] * per_head
     return np.stack([k_rows.reshape(-1), k_rows.reshape(-1) + shape.num_kv_heads * per_head])
 
 
@@ -309,9 +309,9 @@ def _slots(shape: GroupShape, starts: Ints, lens: Ints, table: Ints) -> tuple[In
 
     def rows(seq: Ints, positions: Ints) -> Ints:
         kv_heads = np.arange(2 * shape.num_kv_heads)  # K of every head, then V of every head
-        first = table[seq, positions // size] * (shape.id_bytes // slot_step(shape))
+        first = table[seq, positions // size] * (shape.id_bytes // slot_stride_bytes(shape))
         in_page = kv_heads[None, :] * size + (positions % size)[:, None]
-        return (first[:, None] + in_page * (shape.slot_bytes // slot_step(shape))).reshape(-1)
+        return (first[:, None] + in_page * (shape.slot_bytes // slot_stride_bytes(shape))).reshape(-1)
 
     seq = np.repeat(np.arange(len(lens)), query_lens)
     positions = np.arange(len(seq)) - starts[:-1][seq] + (lens - query_lens)[seq]

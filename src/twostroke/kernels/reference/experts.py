@@ -86,7 +86,7 @@ def _largest(values: Tensor, num: int) -> Tensor:
     return values.sort(stable=True, dim=-1, descending=True).indices[:, :num]
 
 
-class GatedExpertsOneByOne:
+class SequentialGatedExperts:
     """Gated products of experts, one expert after the other."""
 
     reads_counts = True
@@ -98,7 +98,7 @@ class GatedExpertsOneByOne:
         return torch.cat([self._experts[expert](x[routing.tokens[pairs]]) for expert, pairs in _hit(routing)])
 
 
-class ExpertLinearsOneByOne:
+class SequentialExpertLinears:
     """Down projections of experts, one expert after the other."""
 
     reads_counts = True
@@ -127,7 +127,7 @@ def pack_gated_experts(
 ) -> GatedExperts:
     """Pack experts with `pack`, one product for each."""
     pairs = zip(weights, biases_of(biases, weights), strict=True)
-    return GatedExpertsOneByOne([pack(*one, activation) for one in pairs])
+    return SequentialGatedExperts([pack(*one, activation) for one in pairs])
 
 
 def pack_expert_linears(
@@ -135,7 +135,7 @@ def pack_expert_linears(
 ) -> ExpertLinears:
     """Pack experts with `pack`, one product for each."""
     pairs = zip(weights, biases_of(biases, weights), strict=True)
-    return ExpertLinearsOneByOne([pack(*one) for one in pairs])
+    return SequentialExpertLinears([pack(*one) for one in pairs])
 
 
 def biases_of(biases: Tensor | None, weights: Sequence[Weight]) -> Sequence[Tensor | None]:

@@ -30,7 +30,7 @@ def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
     """Encode [n, head_dim] of any float type as slots, uint8 [n, slot bytes]."""
     dtype = _DTYPES.get(kv_format)
     if dtype is torch.float8_e4m3fn:
-        kv = cut_off(kv.float())
+        kv = clamp_to_fp8(kv.float())
     if dtype is not None:
         return kv.to(dtype).contiguous().view(torch.uint8)
     kv = kv.float()
@@ -43,7 +43,7 @@ def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
 def decode(slots: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
     """Decode slots, uint8 [n, slot bytes], to [n, head_dim] in `dtype`, rounded once."""
     if kv_format == "int4":
-        return transformed_back(decode_stored(slots, kv_format, torch.float32)).to(dtype)
+        return inverse_hadamard(decode_stored(slots, kv_format, torch.float32)).to(dtype)
     return decode_stored(slots, kv_format, dtype)
 
 
@@ -85,7 +85,7 @@ def transformed(x: Tensor) -> Tensor:
     return _hadamard(x / hadamard_divisors(block)[0], block)
 
 
-def transformed_back(x: Tensor) -> Tensor:
+def inverse_hadamard(x: Tensor) -> Tensor:
     """Apply the inverse of `transformed`; also applied to q where keys are stored transformed."""
     block = hadamard_block(x.shape[-1])
     return _hadamard(x, block) / hadamard_divisors(block)[1]
@@ -101,7 +101,7 @@ def _hadamard(x: Tensor, block: int) -> Tensor:
     return x.reshape(shape)
 
 
-def cut_off(x: Tensor) -> Tensor:
+def clamp_to_fp8(x: Tensor) -> Tensor:
     """Clamp float32 to the range of fp8; non-finite numbers become NaN, so that their request ends with an error."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     return torch.where(x.isfinite(), x.clamp(-largest, largest), torch.nan)

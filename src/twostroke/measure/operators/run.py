@@ -20,7 +20,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.hardware import Hardware
 from twostroke.kernels import native
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.limits import MachineRates, measure_limits, words_of_limits
+from twostroke.measure.limits import MachineRates, format_limits, measure_limits
 from twostroke.measure.operators.subjects import (
     Subject,
     attention_subjects,
@@ -217,4 +217,4 @@ def print_kernels(results: Mapping[str, Any], console: Console | None = None) ->
         else:
             rows.add_row(*head, "[bold red]WRONG[/]")
     print_table(rows, console)
-    console.print(words_of_limits(results["limits"], ",.1f"))
+    console.print(format_limits(results["limits"], ",.1f"))

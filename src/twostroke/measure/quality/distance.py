@@ -6,7 +6,7 @@ vocabulary at a time:
     float32       log p  ──>  file [positions, vocab_size]
     each format   log q  ──>  KL(p || q) = sum p (log p - log q),  argmax q = argmax p?,  -log q[next token]
 
-WholeDistributions is a model that returns its distribution over the whole vocabulary at every position of a text. It
+DistributionModel is a model that returns its distribution over the whole vocabulary at every position of a text. It
 uses the engine's own loader, operators and KV storage, so K and V are read as they are stored. It has no scheduler:
 a token's logits do not depend on the batch or on the chunks, so its results equal a server's bit for bit.
 """
@@ -138,7 +138,7 @@ class Distance:
         }
 
 
-class KeptDistributions:
+class StoredDistributions:
     """File of log-probabilities: float32 [positions, vocab_size]."""
 
     def __init__(self, path: Path, num_positions: int, vocab_size: int) -> None:
@@ -182,7 +182,7 @@ def first_positions(windows: Iterable[Window], most: int) -> list[Window]:
 
 
 @contextmanager
-def kept_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[KeptDistributions, Path]]:
+def stored_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[StoredDistributions, Path]]:
     """Create a temporary file for the distributions of some positions; yield it and its folder.
 
     Raises:
@@ -197,7 +197,7 @@ def kept_distributions(num_positions: int, vocab_size: int) -> Generator[tuple[K
                 f"takes {needed / _GIB:.1f} GiB of temporary files; {free / _GIB:.1f} are free",
                 "Give fewer, or set TMPDIR to a larger disk.",
             )
-        yield KeptDistributions(Path(folder) / "float32", num_positions, vocab_size), Path(folder)
+        yield StoredDistributions(Path(folder) / "float32", num_positions, vocab_size), Path(folder)
 
 
 FLOAT32: Mapping[str, Any] = {"kernels": "reference", "dtype": "float32", "batch_invariant": False}
@@ -207,7 +207,7 @@ _CHUNK = 512
 """Tokens per pass."""
 
 
-class FloatNumbers:
+class Float32Weights:
     """Weights as float32 numbers, dequantized if necessary; a WeightSource.
 
     Args:
@@ -236,7 +236,7 @@ class FloatNumbers:
         return found.dequantize() if isinstance(found, QuantizedWeight) else found.float()
 
 
-class WholeDistributions:
+class DistributionModel:
     """Loaded model that scores one window at a time.
 
     Args:
@@ -250,7 +250,7 @@ class WholeDistributions:
         self.vocab_size = prepared.config.vocab_size
         self._device = prepared.device
         self._model = load_model(
-            FloatNumbers(prepared.weights) if as_numbers else prepared.weights,
+            Float32Weights(prepared.weights) if as_numbers else prepared.weights,
             prepared.config,
             Placement(prepared.operators, prepared.dtype, prepared.device, context),
             quantization=config.load.quantization,
@@ -299,4 +299,4 @@ def _storage(prepared: Prepared, context: int) -> tuple[KVStorage, list[np.ndarr
     """Return the KV memory of one sequence, and its block table in each KV group."""
     layout = prepared.layout
     kv = KVStorage(layout, layout.run_blocks(context), prepared.device)
-    return kv, [np.array([row], np.int32) for row in kv.rows_of_runs(context)]
+    return kv, [np.array([row], np.int32) for row in kv.contiguous_page_ids(context)]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from twostroke.errors import InvalidParameter
 from twostroke.measure.peers.peer import LLAMA_CPP, PeerFailed, PeerProcess
-from twostroke.measure.quality.distance import Distance, KeptDistributions, Window
+from twostroke.measure.quality.distance import Distance, StoredDistributions, Window
 from twostroke.sampling.logprobs import num_slice_rows
 
 KV_TYPES = {"kv_cache_dtype=int8": "q8_0", "kv_cache_dtype=int4": "q4_0"}
@@ -71,7 +71,7 @@ class PeerScorer:
     folder: Path
     """Folder for the logits of a window."""
 
-    def row(self, windows: Sequence[Window], kept: KeptDistributions, kv_type: str | None) -> PeerRow:
+    def row(self, windows: Sequence[Window], kept: StoredDistributions, kv_type: str | None) -> PeerRow:
         """Score all windows with one type of K and V (None: llama.cpp's default)."""
         name = LLAMA_CPP.name if kv_type is None else f"{LLAMA_CPP.name}, KV {kv_type}"
         about: dict[str, str] = {}

@@ -24,11 +24,11 @@ from twostroke.measure.quality.configuration import keywords_of
 from twostroke.measure.quality.distance import (
     FLOAT32,
     Distance,
-    KeptDistributions,
-    WholeDistributions,
+    DistributionModel,
+    StoredDistributions,
     Window,
     first_positions,
-    kept_distributions,
+    stored_distributions,
 )
 from twostroke.measure.quality.peer import KV_TYPES, PeerRow, PeerScorer, interpreter_of
 from twostroke.measure.quality.scoring import (
@@ -57,7 +57,7 @@ CONFIGURATIONS = (
     *KV_CONFIGURATIONS,
 )
 DISTANCES = (0, 64, 256, 1024, 2048, 3500)
-MOST_RISE = {
+MAX_PERPLEXITY_RISE = {
     "quantization=int8": 0.01,
     "quantization=int4": 0.04,
     "kv_cache_dtype=int8": 0.005,
@@ -121,7 +121,7 @@ class QualityOptions:
                 raise InvalidParameter("env", self.env[0], "llama.cpp reads only GGUF files", "Give --model FILE.gguf.")
 
     @property
-    def is_the_claim(self) -> bool:
+    def has_limits(self) -> bool:
         """Whether the limits apply: the embedded model on all of its held-out text."""
         return self.model == "embedded" and self.text is None and self.max_text_tokens is None
 
@@ -182,7 +182,7 @@ def run_quality(options: QualityOptions) -> Quality:
     for configuration in configurations:
         score, found = _measure(options, configuration, documents, prompts, context)
         base = rows[0].score if rows else score
-        limit = MOST_RISE.get(configuration) if options.is_the_claim else None
+        limit = MAX_PERPLEXITY_RISE.get(configuration) if options.has_limits else None
         rise = score.per_token / base.per_token - 1
         rows.append(QualityRow(configuration, score, found, rise, limit, apart.get(configuration)))
     quality = Quality(tuple(rows), peers)
@@ -206,9 +206,9 @@ def _distances(
     """Compare each configuration, and llama.cpp if given, with float32."""
     if not cut:
         return {}, ()
-    float32 = WholeDistributions(_engine_config(options, FLOAT32, context), context, as_numbers=True)
+    float32 = DistributionModel(_engine_config(options, FLOAT32, context), context, as_numbers=True)
     vocab_size, num_positions = float32.vocab_size, sum(window.num_scored for window in cut)
-    with kept_distributions(num_positions, vocab_size) as (kept, folder):
+    with stored_distributions(num_positions, vocab_size) as (kept, folder):
         kept.put(cut, float32.log_probs)
         del float32
         apart = {
@@ -224,10 +224,10 @@ def _distances(
 
 
 def _distance(
-    options: QualityOptions, configuration: str, cut: Sequence[Window], kept: KeptDistributions, context: int
+    options: QualityOptions, configuration: str, cut: Sequence[Window], kept: StoredDistributions, context: int
 ) -> Distance:
     keywords = keywords_of(configuration) if configuration else {}
-    model = WholeDistributions(_engine_config(options, keywords, context), context)
+    model = DistributionModel(_engine_config(options, keywords, context), context)
     return kept.distance(cut, model.log_probs)
 
 

@@ -269,7 +269,7 @@ def run_loop(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 @contextmanager
-def giving_way() -> Generator[None]:
+def batch_priority() -> Generator[None]:
     """Run the block under SCHED_BATCH, so that arriving data does not preempt other processes on this core.
 
     Real clients are on other machines. A client on the server's core is woken by every event that the server writes

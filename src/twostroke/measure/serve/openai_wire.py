@@ -176,7 +176,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     @property
-    def says_something(self) -> bool:
+    def has_token(self) -> bool:
         """Whether it contains a token: the role that opens a chat and the reason that closes it do not."""
         if self.delta is None:
             return bool(self.text)
@@ -219,7 +219,7 @@ class StreamedAnswer:
         self._events = EventReader()
         self._failed = bytearray()
         self._is_done = False
-        self._usage_counts_along = True
+        self._has_continuous_usage = True
         """Whether every chunk with tokens had usage so far: some servers send it only with the last chunk."""
 
     def on_head(self, status: int, headers: Mapping[bytes, bytes], time_s: float) -> None:
@@ -262,14 +262,14 @@ class StreamedAnswer:
         for choice in event.choices:
             exchange.finish_reason = choice.finish_reason or exchange.finish_reason
             has_ids = has_ids or choice.token_ids is not None
-            count += choice.says_something if choice.token_ids is None else len(choice.token_ids)
+            count += choice.has_token if choice.token_ids is None else len(choice.token_ids)
         if event.usage is None or event.usage.completion_tokens is None:
-            self._usage_counts_along = self._usage_counts_along and not count
+            self._has_continuous_usage = self._has_continuous_usage and not count
             return count
         added = event.usage.completion_tokens - (exchange.completion_tokens or 0)
         self._bill(event.usage)
         # the final usage event has the total and brings no token
-        return added if event.choices and self._usage_counts_along and not has_ids else count
+        return added if event.choices and self._has_continuous_usage and not has_ids else count
 
     def _bill(self, usage: _Usage) -> None:
         self._exchange.completion_tokens = usage.completion_tokens

@@ -95,7 +95,7 @@ class ServeOptions(WorkloadOptions):
         whole_number("warmup", self.warmup, 0)
         check_name(self.name)
         check_price_per_hour(self.price_per_hour)
-        _ = self.slo, self.more_fields, self.loads
+        _ = self.slo, self.extra_fields, self.loads
         self._check_prompts()
         self._check_arrivals()
 
@@ -110,7 +110,7 @@ class ServeOptions(WorkloadOptions):
         return self.prompts or ("text" if self.endpoint == "chat" else "token-ids")
 
     @property
-    def more_fields(self) -> dict[str, Any]:
+    def extra_fields(self) -> dict[str, Any]:
         """Fields of extra_body."""
         if not self.extra_body:
             return {}

@@ -151,7 +151,7 @@ def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
         axes.locator_params(axis="x", nbins=4)
 
 
-_OF_A_POINT = (
+_POINT_FIGURES = (
     "duration_s",
     "num_requests",
     "num_completed",
@@ -234,7 +234,7 @@ async def _target(options: ServeOptions, questions: Questions) -> ServerTarget:
         temperature=options.temperature,
         ignore_eos=options.ignore_eos,
         token_counts=options.token_counts,
-        more_fields=options.more_fields,
+        extra_fields=options.extra_fields,
     )
 
 
@@ -298,7 +298,7 @@ class _Bench:
 def _point(figures: dict[str, Any], rate: float | None) -> dict[str, Any]:
     at = "all at once" if rate is None else f"{rate:.3g}/s"
     remarks = [f"{at}: {remark}" for remark in figures["remarks"]]
-    return {"request_rate": rate, **{name: figures[name] for name in _OF_A_POINT}, "remarks": remarks}
+    return {"request_rate": rate, **{name: figures[name] for name in _POINT_FIGURES}, "remarks": remarks}
 
 
 def _server_settings(options: ServeOptions) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class ServerTarget:
     temperature: float | None = 0.0
     ignore_eos: bool = True
     token_counts: TokenCounts = "usage"
-    more_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     patience_s: float | None = None
     """Seconds after which a first token is useless, sent in a header of our own; None: not sent."""
 
@@ -162,7 +162,7 @@ class ServerTarget:
             if self.temperature > 0:
                 fields["seed"] = request.seed
         prompt = as_text(request.prompt_token_ids, self.words) if self.words else request.prompt_token_ids
-        content = body(self.endpoint, prompt, request.max_tokens, self.token_counts, {**fields, **self.more_fields})
+        content = body(self.endpoint, prompt, request.max_tokens, self.token_counts, {**fields, **self.extra_fields})
         headers = {"accept": "text/event-stream", **authorization(self.api_key)}
         if self.patience_s is not None:
             headers["x-request-timeout"] = f"{self.patience_s:.3f}"

@@ -113,7 +113,7 @@ class SpecEngine:
         batch: number of concurrent requests.
         max_model_len: limit for prompt and output tokens.
         speculation: the drafting method; None for no drafts.
-        around_drafter: wraps or replaces the drafter.
+        wrap_drafter: wraps or replaces the drafter.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SpecEngine:
         batch: int,
         max_model_len: int,
         speculation: SpeculativeConfig | None = None,
-        around_drafter: Callable[[Drafter], Drafter] | None = None,
+        wrap_drafter: Callable[[Drafter], Drafter] | None = None,
     ) -> None:
         self._events: list[Event] = []
         num_blocks = batch * -(-(max_model_len + 64) // CacheConfig().block_size)
@@ -133,7 +133,7 @@ class SpecEngine:
             speculative_config=speculation,
         )
         self._engine: Engine = build_engine(
-            config, listeners=(self._events,), around_drafter=around_drafter, step_times=UNKNOWN_TIMES
+            config, listeners=(self._events,), wrap_drafter=wrap_drafter, step_times=UNKNOWN_TIMES
         ).engine
         self._num_runs = 0
 

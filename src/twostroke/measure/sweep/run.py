@@ -28,7 +28,7 @@ from twostroke.events import EventRing
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
 from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
-from twostroke.measure.limits import measure_limits, words_of_limits
+from twostroke.measure.limits import format_limits, measure_limits
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, model_name, record, settings
 from twostroke.measure.sweep.points import (
@@ -70,10 +70,11 @@ def print_sweep(results: Mapping[str, Any], console: Console | None = None) -> N
         parts = ", ".join(f"{key.replace('_', ' ')} {value:,.4g}" for key, value in results[name].items())
         console.print(f"{title}: {parts}", highlight=False)
     console.print(
-        f"a prompt of 1,000 tokens takes as long as {decodes_of_a_thousand(results):,.3g} decode steps of one request",
+        f"a prompt of 1,000 tokens takes as long as {decode_steps_per_1k_prompt(results):,.3g} decode steps "
+        "of one request",
         highlight=False,
     )
-    console.print(words_of_limits(results["limits"]), highlight=False)
+    console.print(format_limits(results["limits"]), highlight=False)
     raised = results.get("raised")
     if raised:
         rates = f"{raised['flops_per_s'] / 1e9:,.4g} GFLOP/s, {raised['bytes_per_s'] / 1e9:,.4g} GB/s"
@@ -113,7 +114,7 @@ def _beside_limit(axes: Any, points: Sequence[tuple[float, float, float]]) -> No
     axes.plot(x, limit, "--", color=PREDICTED, label="limit of this machine")
 
 
-def decodes_of_a_thousand(results: Mapping[str, Any]) -> float:
+def decode_steps_per_1k_prompt(results: Mapping[str, Any]) -> float:
     """Return how many decode steps of one request take as long as a prompt of 1,000 tokens, by the fitted curve."""
     fit = results["fit"]
     prompt_s = fit["a"] + 1e3 * fit["b"] + 1e6 * fit["c"]

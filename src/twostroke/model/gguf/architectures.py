@@ -46,9 +46,9 @@ class GGUFArchitecture:
     """Whether q and k have the two halves of each head's rows interleaved, for llama.cpp's rotation of neighbours."""
     has_grouped_qkv: bool = False
     """Whether checkpoints group q, k and v by KV head in one tensor, while files have all of q, then k, then v."""
-    sections_turn_halves: bool = False
+    sections_rotate_halves: bool = False
     """Whether files with sections of positions (GLM 4.1V) store q and k for rotation of a head's halves."""
-    has_whole_norms: bool = False
+    norms_include_one: bool = False
     """Whether weights of norms are stored including the 1 that checkpoints leave out."""
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Own keys (without the prefix) to fields of config.json; an absent factor, or 0, means the usual value."""
@@ -70,13 +70,13 @@ class GGUFArchitecture:
     """Function of the file and the prefix of its keys that returns further fields of config.json."""
 
 
-def _of_stablelm(file: GGUFFile, prefix: str) -> dict[str, Any]:
+def _stablelm_fields(file: GGUFFile, prefix: str) -> dict[str, Any]:
     """Return the field for parallel attention and MLP, which share one norm."""
     del prefix
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors}
 
 
-def _of_gpt_neox(file: GGUFFile, prefix: str) -> dict[str, Any]:
+def _gpt_neox_fields(file: GGUFFile, prefix: str) -> dict[str, Any]:
     return {"use_parallel_residual": file.metadata.flag(f"{prefix}.use_parallel_residual", default=True)}
 
 
@@ -95,11 +95,11 @@ def _of_gpt2(file: GGUFFile, prefix: str) -> dict[str, Any]:
 
 
 _DIVISORS = "rope_freqs.weight"
-_STANDS_STILL = 1e20
+_NO_ROTATION_DIVISOR = 1e20
 """Minimum divisor of the rotary frequency of a pair that does not rotate."""
 
 
-def _of_gemma4(file: GGUFFile, prefix: str) -> dict[str, Any]:
+def _gemma4_fields(file: GGUFFile, prefix: str) -> dict[str, Any]:
     """Return Gemma 4's settings for its two kinds of layers.
 
     Files have lists by layer, or numbers of full layers beside those of window layers.
@@ -150,11 +150,11 @@ def _turned_share(file: GGUFFile, num_pairs: int) -> float:
         raise CorruptCheckpoint(f"{name}: tensor {_DIVISORS} is missing. Download it again.")
     divisors = stored.data.view(np.float32) if stored.type.name == "F32" else np.empty(0, np.float32)
     num_turned = int((divisors == 1.0).sum())
-    is_split = (divisors[:num_turned] == 1.0).all() and (divisors[num_turned:] >= _STANDS_STILL).all()
+    is_split = (divisors[:num_turned] == 1.0).all() and (divisors[num_turned:] >= _NO_ROTATION_DIVISOR).all()
     if len(divisors) != num_pairs or not is_split:
         raise CorruptCheckpoint(
             f"{name}: tensor {_DIVISORS} has to be F32 for {num_pairs} pairs: 1 for the first pairs and "
-            f"{_STANDS_STILL:g} or more for the others. Download it again."
+            f"{_NO_ROTATION_DIVISOR:g} or more for the others. Download it again."
         )
     return math.nextafter(num_turned / num_pairs, 1.0)  # so that rounding down does not lose a pair
 
@@ -172,7 +172,7 @@ def _by_layer(metadata: Metadata, key: str, num_layers: int) -> Sequence[int]:
 _BETA_OF_XIELU = 0.5
 
 
-def _of_apertus(file: GGUFFile, prefix: str) -> dict[str, Any]:
+def _apertus_fields(file: GGUFFile, prefix: str) -> dict[str, Any]:
     """Check the factor of the linear term of every xIELU; a file may leave it out."""
     del prefix
     metadata, key = file.metadata, "xielu.beta"
@@ -182,9 +182,9 @@ def _of_apertus(file: GGUFFile, prefix: str) -> dict[str, Any]:
     return {}
 
 
-_NORMS_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+_POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 
-_NORMS_AROUND = {**_NORMS_BEHIND, "pre_feedforward_layernorm": "ffn_norm"}
+_PRE_AND_POST_NORMS = {**_POST_NORMS, "pre_feedforward_layernorm": "ffn_norm"}
 
 _OF_GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
@@ -212,22 +212,22 @@ GGUF_ARCHITECTURES = {
         "LlamaForCausalLM", windowed="MistralForCausalLM", sparse="MixtralForCausalLM", has_permuted_heads=True
     ),
     "mistral3": GGUFArchitecture("Ministral3ForCausalLM", has_permuted_heads=True, reads_yarn_factors=True),
-    "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _NORMS_BEHIND, windowed="Olmo3ForCausalLM"),
-    "exaone4": GGUFArchitecture(
-        "Exaone4ForCausalLM", _NORMS_BEHIND, windowed="Exaone4ForCausalLM", window_of={64: 4096}
-    ),
-    "gemma": GGUFArchitecture("GemmaForCausalLM", has_whole_norms=True),
+    "olmo2": GGUFArchitecture("Olmo2ForCausalLM", _POST_NORMS, windowed="Olmo3ForCausalLM"),
+    "exaone4": GGUFArchitecture("Exaone4ForCausalLM", _POST_NORMS, windowed="Exaone4ForCausalLM", window_of={64: 4096}),
+    "gemma": GGUFArchitecture("GemmaForCausalLM", norms_include_one=True),
     "gemma2": GGUFArchitecture(
-        "Gemma2ForCausalLM", _NORMS_AROUND, windowed="Gemma2ForCausalLM", window=4096, has_whole_norms=True
+        "Gemma2ForCausalLM", _PRE_AND_POST_NORMS, windowed="Gemma2ForCausalLM", window=4096, norms_include_one=True
     ),
-    "gemma3": GGUFArchitecture("Gemma3ForCausalLM", _NORMS_AROUND, windowed="Gemma3ForCausalLM", has_whole_norms=True),
+    "gemma3": GGUFArchitecture(
+        "Gemma3ForCausalLM", _PRE_AND_POST_NORMS, windowed="Gemma3ForCausalLM", norms_include_one=True
+    ),
     "gemma4": GGUFArchitecture(
         "Gemma4ForCausalLM",
-        _NORMS_AROUND,
+        _PRE_AND_POST_NORMS,
         windowed="Gemma4ForCausalLM",
         window=None,
         has_lists=True,
-        derived=_of_gemma4,
+        derived=_gemma4_fields,
     ),
     "granite": GGUFArchitecture(
         "GraniteForCausalLM", rotation_key="rope.scaling.finetuned", has_permuted_heads=True, numbers=_OF_GRANITE
@@ -241,7 +241,7 @@ GGUF_ARCHITECTURES = {
     "phi2": GGUFArchitecture("PhiForCausalLM"),
     "phi3": GGUFArchitecture("Phi3ForCausalLM", windowed="Phi3ForCausalLM"),
     "chatglm": GGUFArchitecture("GlmForCausalLM"),
-    "glm4": GGUFArchitecture("Glm4ForCausalLM", _OF_GLM4, sections_turn_halves=True),
+    "glm4": GGUFArchitecture("Glm4ForCausalLM", _OF_GLM4, sections_rotate_halves=True),
     "command-r": GGUFArchitecture("CohereForCausalLM", numbers=_OF_COHERE, needed=frozenset(_OF_COHERE)),
     "cohere2": GGUFArchitecture(
         "Cohere2ForCausalLM",
@@ -251,11 +251,11 @@ GGUF_ARCHITECTURES = {
         needed=frozenset(_OF_COHERE),
     ),
     "starcoder2": GGUFArchitecture("Starcoder2ForCausalLM"),
-    "stablelm": GGUFArchitecture("StableLmForCausalLM", derived=_of_stablelm),
+    "stablelm": GGUFArchitecture("StableLmForCausalLM", derived=_stablelm_fields),
     "arcee": GGUFArchitecture("ArceeForCausalLM", has_permuted_heads=True),
-    "nemotron": GGUFArchitecture("NemotronForCausalLM", has_whole_norms=True),
-    "apertus": GGUFArchitecture("ApertusForCausalLM", lists=_OF_APERTUS, derived=_of_apertus),
-    "gptneox": GGUFArchitecture("GPTNeoXForCausalLM", has_grouped_qkv=True, derived=_of_gpt_neox),
+    "nemotron": GGUFArchitecture("NemotronForCausalLM", norms_include_one=True),
+    "apertus": GGUFArchitecture("ApertusForCausalLM", lists=_OF_APERTUS, derived=_apertus_fields),
+    "gptneox": GGUFArchitecture("GPTNeoXForCausalLM", has_grouped_qkv=True, derived=_gpt_neox_fields),
     "falcon": GGUFArchitecture("FalconForCausalLM", _OF_FALCON, has_grouped_qkv=True, derived=_of_falcon),
     "bloom": GGUFArchitecture("BloomForCausalLM", has_grouped_qkv=True, other=_OF_BLOOM),
     "gpt2": GGUFArchitecture("GPT2LMHeadModel", derived=_of_gpt2),
@@ -286,7 +286,7 @@ GGUF_ARCHITECTURES = {
 """Architectures by `general.architecture`; Mistral's models are 'llama', Mistral 3's and Ministral 3's 'mistral3'."""
 
 
-_WRITE_NOTHING = {
+_NOT_TEXT_MODELS = {
     "clip": "such a file (mmproj) only encodes images for a model; give the model's own file; ",
     **dict.fromkeys(
         ("bert", "modern-bert", "nomic-bert", "jina-bert-v2", "t5encoder"), "such a model makes embeddings, not text; "
@@ -307,7 +307,7 @@ def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
         known = ", ".join(GGUF_ARCHITECTURES)
         sparse = [kind for kind, one in GGUF_ARCHITECTURES.items() if ARCHITECTURE_TRAITS[one.name].experts is not None]
         plain = metadata.plain(f"{name}.")
-        told = _WRITE_NOTHING.get(name) or nearest_known(name, plain, GGUF_ARCHITECTURES, has_experts=sparse)
+        told = _NOT_TEXT_MODELS.get(name) or nearest_known(name, plain, GGUF_ARCHITECTURES, has_experts=sparse)
         raise UnsupportedModel(
             f"{metadata.file_name}: general.architecture {shown(name)} is not implemented; {told}known: {known}."
         )

@@ -211,7 +211,7 @@ class Layout:
         found = torch.empty(shape, dtype=torch.float32)
         for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
             groups = self.take_apart(blocks[begin : begin + step])
-            codes, scales, minima = groups.codes, groups.whole_scales[..., None], groups.whole_minima
+            codes, scales, minima = groups.codes, groups.full_scales[..., None], groups.full_minima
             if self.table is not None:
                 numbers = scales * look_up(self.table, codes)
             elif minima is None:

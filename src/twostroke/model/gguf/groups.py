@@ -27,12 +27,12 @@ class Groups:
     """float32 [N, num_blocks, 1]: factors of minima."""
 
     @property
-    def whole_scales(self) -> Tensor:
+    def full_scales(self) -> Tensor:
         """Scales including the factor of their super-block, float32."""
         return self.scales if self.super_scales is None else self.scales.float() * self.super_scales
 
     @property
-    def whole_minima(self) -> Tensor | None:
+    def full_minima(self) -> Tensor | None:
         """Minima including the factor of their super-block, float32."""
         return self.minima if self.minima is None or self.super_minima is None else self.minima * self.super_minima
 

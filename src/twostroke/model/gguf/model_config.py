@@ -67,15 +67,17 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     num_layers -= num_predicting
     num_heads = metadata.count(f"{prefix}.attention.head_count")
     hidden_size = metadata.count(f"{prefix}.embedding_length")
-    head_dim, rotated = _head_sizes(metadata, prefix, hidden_size // num_heads, rotates_parts=traits.rotates_parts)
+    head_dim, rotated = _head_sizes(
+        metadata, prefix, hidden_size // num_heads, has_partial_rotary=traits.has_partial_rotary
+    )
     has_biases = "blk.0.ffn_down.bias" in file.tensors
     given: dict[str, Any] = {
         "architectures": [architecture.name],
         "num_hidden_layers": num_layers,
         "hidden_size": hidden_size,
-        "intermediate_size": _one_for_all(metadata, f"{prefix}.feed_forward_length"),
+        "intermediate_size": _common_number(metadata, f"{prefix}.feed_forward_length"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _one_for_all(metadata, f"{prefix}.attention.head_count_kv", num_heads),
+        "num_key_value_heads": _common_number(metadata, f"{prefix}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "vocab_size": _tensor(file, "token_embd.weight").shape[0],
         "max_position_embeddings": metadata.count(f"{prefix}.context_length"),
@@ -92,7 +94,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         given[traits.bias_key] = has_biases
     if traits.qk_norm_key is not None:
         given[traits.qk_norm_key] = "blk.0.attn_q_norm.weight" in file.tensors
-    if traits.rotates_parts:
+    if traits.has_partial_rotary:
         given["partial_rotary_factor"] = rotary_share(rotated, head_dim)
     original = given["rope_parameters"].get("original_max_position_embeddings")
     if original is not None:
@@ -108,13 +110,13 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
         )
     if architecture.derived is not None:
         given |= architecture.derived(file, prefix)
-    given |= _window(metadata, prefix, architecture, given) | _of_gemma(metadata, prefix, given)
+    given |= _window(metadata, prefix, architecture, given) | _gemma_fields(metadata, prefix, given)
     given |= _experts(metadata, prefix, architecture)
     try:
         config = ModelConfig.from_hf(given)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{file.path}, metadata converted to a config.json: {error}") from error
-    if architecture.sections_turn_halves and _has_sections(metadata, f"{prefix}.rope.dimension_sections"):
+    if architecture.sections_rotate_halves and _has_sections(metadata, f"{prefix}.rope.dimension_sections"):
         config = config.with_ropes(lambda rope: replace(rope, is_interleaved=False))
     if architecture.rotation_key and not metadata.flag(f"{prefix}.{architecture.rotation_key}", default=True):
         return replace(config, layers=tuple(replace(layer, rope=None) for layer in config.layers))
@@ -142,7 +144,7 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
                 f"have experts, 1 to {MAX_EXPERTS} in a layer. Convert the model again."
             )
         return {}
-    inner = _one_for_all(metadata, f"{prefix}.feed_forward_length", 0, least=0)
+    inner = _common_number(metadata, f"{prefix}.feed_forward_length", 0, least=0)
     size = metadata.count(f"{prefix}.expert_feed_forward_length", inner)
     gating = metadata.count(f"{prefix}.expert_gating_func", 0, least=0)
     known = (_GATINGS[traits.scores], *architecture.gatings)
@@ -183,7 +185,7 @@ def _has_sections(metadata: Metadata, key: str) -> bool:
     return key in metadata and all(size > 0 for size in metadata.whole_numbers(key)[:2])
 
 
-def _one_for_all(metadata: Metadata, key: str, default: int | None = None, *, least: int = 1) -> int:
+def _common_number(metadata: Metadata, key: str, default: int | None = None, *, least: int = 1) -> int:
     """Return a number common to all layers; of a list the first, if the architecture reads the rest separately."""
     if key not in metadata or not metadata.is_list(key):
         return metadata.count(key, default, least=least)
@@ -202,7 +204,7 @@ _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B model, whose scores are scaled by hidden_size / heads, not by head size; no key says so."""
 
 
-def _of_gemma(metadata: Metadata, prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma_fields(metadata: Metadata, prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return Gemma's settings that llama.cpp knows without a key, and its score caps."""
     if not prefix.startswith("gemma"):
         return {}
@@ -244,14 +246,14 @@ def _refuse_unsupported(
             )
 
 
-def _head_sizes(metadata: Metadata, prefix: str, default: int, *, rotates_parts: bool) -> tuple[int, int]:
+def _head_sizes(metadata: Metadata, prefix: str, default: int, *, has_partial_rotary: bool) -> tuple[int, int]:
     """Return the size of a head, and how many of its numbers are rotated."""
     head_dim = metadata.count(f"{prefix}.attention.key_length", default)
     of_values = metadata.count(f"{prefix}.attention.value_length", head_dim)
     rotated = metadata.count(f"{prefix}.rope.dimension_count", head_dim)
     if of_values != head_dim:
         key, value = "attention.value_length", of_values
-    elif rotated != head_dim and not (rotates_parts and rotated < head_dim):
+    elif rotated != head_dim and not (has_partial_rotary and rotated < head_dim):
         key, value = "rope.dimension_count", rotated
     else:
         _check_heads_of_windows(metadata, prefix, head_dim, rotated)

@@ -22,7 +22,7 @@ from twostroke.gguf.container import TYPES, GGUFFile, StoredTensor
 from twostroke.kernels.quantized_weight import LARGEST_SCALE, QuantizedFormat, QuantizedWeight
 from twostroke.kernels.stored_rows import StoredRows
 from twostroke.log import get_logger
-from twostroke.model.checkpoint import is_of_prediction, is_unread_kv
+from twostroke.model.checkpoint import is_mtp_tensor, is_shared_kv_tensor
 from twostroke.model.gguf.architectures import GGUFArchitecture, gguf_architecture, listed_number
 from twostroke.model.gguf.blocks import REPACKED, repack
 from twostroke.model.gguf.model_config import ROPE_FACTORS, ROPE_FREQS
@@ -47,7 +47,7 @@ class GGUFWeights:
         self._file, self._config = file, config
         theirs = gguf_architecture(file.metadata)
         self._has_permuted_heads, self._has_grouped_qkv = theirs.has_permuted_heads, theirs.has_grouped_qkv
-        self._has_whole_norms = theirs.has_whole_norms
+        self._has_whole_norms = theirs.norms_include_one
         _check_stacks(file, config)
         self._stored: dict[str, StoredTensor] = {}
         used, missing = {ROPE_FREQS, *ROPE_FACTORS.values()}, list[str]()
@@ -58,7 +58,7 @@ class GGUFWeights:
             # of several names, take the one in the file, but not one that is the only name of another tensor
             possible = [one for one in known if len(known) == 1 or one not in alone]
             stored = next((one for one in possible if one in file.tensors), possible[-1])
-            found = file.tensors.get(stored) or _listed(file, name, theirs)
+            found = file.tensors.get(stored) or _tensor_from_list(file, name, theirs)
             found = found or _part_of_qkv(file, name, config.layers[0]) or _of_stack(file, name)
             if found is None:
                 stack = stack_of_experts(name)
@@ -72,7 +72,7 @@ class GGUFWeights:
         extra = [
             name
             for name in file.tensors
-            if name not in used and not is_unread_kv(name, config) and not is_of_prediction(name, config)
+            if name not in used and not is_shared_kv_tensor(name, config) and not is_mtp_tensor(name, config)
         ]
         missing = list(dict.fromkeys(missing))
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
@@ -156,7 +156,7 @@ class GGUFWeights:
         num_heads = {"q_proj": spec.num_heads, "k_proj": spec.kv.num_kv_heads}.get(module)
         if num_heads is None or not self._has_permuted_heads:
             return rows
-        return _in_halves(self._stored[name].shape[0], num_heads)[rows]
+        return _unpermuted_rows(self._stored[name].shape[0], num_heads)[rows]
 
 
 def _factor_names(tensor: StoredTensor) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def _factor(file: GGUFFile, name: str, tensor: StoredTensor, own: Container[str]
     return factor
 
 
-def _listed(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor | None:
+def _tensor_from_list(file: GGUFFile, name: str, theirs: GGUFArchitecture) -> StoredTensor | None:
     """Return a single-number tensor that the metadata store in a list; None if it is not one."""
     place = of_layer(name)
     if place is None or place[1] not in theirs.lists:
@@ -278,12 +278,12 @@ def _as_matrix(name: str, stored: StoredTensor) -> StoredTensor:
     return replace(stored, shape=(1, *stored.shape)) if is_gate else stored
 
 
-def _in_halves(num_rows: int, num_heads: int) -> Tensor:
+def _unpermuted_rows(num_rows: int, num_heads: int) -> Tensor:
     """Return the rows of each head in Hugging Face's order, undoing the interleaving of llama.cpp's conversion.
 
     The file stores row 0 of the first half, row 0 of the second, row 1 of the first ... int64 [num_rows]
 
-    >>> _in_halves(12, num_heads=2).tolist()
+    >>> _unpermuted_rows(12, num_heads=2).tolist()
     [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
     """
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()

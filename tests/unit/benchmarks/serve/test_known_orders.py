@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serving.clients import MOST_TOKENS, Answers, Heard, OrderKind, deck_of
+from benchmarks.serving.clients import MOST_TOKENS, Answers, Heard, OrderKind, make_known_requests
 
-DECK = deck_of(64, seed=3)
+DECK = make_known_requests(64, seed=3)
 
 
 def whole(text: str, status: int = 200, **more: Any) -> Heard:
@@ -33,7 +33,7 @@ def streamed(*texts: str, ends: bool = True) -> Heard:
 
 def test_a_deck_has_every_kind_and_is_the_same_for_a_seed() -> None:
     assert {order.kind for order in DECK} == set(OrderKind)
-    assert DECK == deck_of(64, seed=3) != deck_of(64, seed=4)
+    assert DECK == make_known_requests(64, seed=3) != make_known_requests(64, seed=4)
     for order in DECK:
         asked = json.loads(order.body)
         assert len(asked.get("prompt", ())) + asked["max_tokens"] <= MOST_TOKENS

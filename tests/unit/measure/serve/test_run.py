@@ -13,7 +13,7 @@ from rich.console import Console
 
 from openai_server import WordServer, scripted, serving
 from twostroke.errors import InvalidParameter, SetupError, TwostrokeError
-from twostroke.measure.serve.load import HttpClient, LoadRun, Origin, PlannedRequest, giving_way, run_load, run_loop
+from twostroke.measure.serve.load import HttpClient, LoadRun, Origin, PlannedRequest, batch_priority, run_load, run_loop
 from twostroke.measure.serve.options import ServeOptions
 from twostroke.measure.serve.run import print_serve, run_serve
 from twostroke.measure.serve.target import CANDIDATES, MIN_WORDS, candidate_texts, one_token_words
@@ -234,7 +234,7 @@ def test_giving_way_ends_with_what_it_is_for() -> None:
         found.append(os.sched_getscheduler(0))
         raise SetupError("something else")
 
-    with pytest.raises(SetupError), giving_way():
+    with pytest.raises(SetupError), batch_priority():
         fail()
     assert found == [os.SCHED_BATCH]
     assert os.sched_getscheduler(0) == before
