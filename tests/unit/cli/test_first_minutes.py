@@ -158,7 +158,7 @@ def test_a_prompt_without_spaces_may_be_long() -> None:
 @pytest.mark.parametrize("flag", ["-i", "--input-file"])
 def test_a_batch_as_in_vllm(flag: str) -> None:
     told = refused("run-batch", flag, "in.jsonl", "-o", "out.jsonl", "--model", "embedded")
-    assert "is here the file of requests itself: twostroke run-batch REQUESTS --output RESULTS" in told
+    assert "it is the file of requests itself: twostroke run-batch REQUESTS --output RESULTS" in told
 
 
 def test_a_host_of_another_machine_is_told_by_its_flag() -> None:
