@@ -355,7 +355,7 @@ def test_replay_knows_a_trace_by_its_content(tmp_path: Path) -> None:
         (["{empty}", "--device-name", "L4"], "it contains no request"),
         (["{empty}"], "path='"),
         (["{binary}", "--device-name", "L4"], "no UTF-8 text"),
-        (["{binary}"], "no UTF-8 text"),
+        (["{binary}"], "it is not UTF-8"),
         (["{folder}", "--device-name", "L4"], "cannot be read"),
         (["{folder}"], "cannot be read"),
     ],
