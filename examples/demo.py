@@ -45,7 +45,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def main() -> None:
-    """Serves, asks, shows."""
+    """Serve a model, send a request, and show both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000, help="port of 127.0.0.1 (default 8000)")
     parser.add_argument("--serve", action="store_true", help="go on serving until Ctrl-C")
@@ -117,18 +117,18 @@ def server(model: str, port: int) -> Iterator[tuple[subprocess.Popen[str], str]]
 
 
 def completion(url: str) -> Iterator[str]:
-    """The text of a streamed completion, piece by piece."""
+    """Yield the text of a streamed completion in pieces."""
     return (choice["text"] for choice in choices(f"{url}/v1/completions", REQUEST))
 
 
 def chat(url: str) -> Iterator[str]:
-    """The text of a streamed chat answer, piece by piece."""
+    """Yield the text of a streamed chat answer in pieces."""
     found = choices(f"{url}/v1/chat/completions", CHAT_REQUEST)
     return (choice["delta"].get("content") or "" for choice in found)
 
 
 def choices(url: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The first choice of each event of a streamed answer."""
+    """Yield the first choice of each event of a streamed answer."""
     body = json.dumps(request).encode()
     with _OPENER.open(urllib.request.Request(url, body, {"content-type": "application/json"})) as response:
         for line in response:  # server-sent events: "data: {...}", an empty line between two
@@ -138,12 +138,12 @@ def choices(url: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def as_curl(url: str, request: dict[str, Any]) -> str:
-    """A request as a command line."""
+    """Return a request as a command line."""
     return f"curl -N {url} -H 'content-type: application/json' -d {shlex.quote(json.dumps(request))}"
 
 
 def _wait_for_address(process: subprocess.Popen[str], port: int) -> str:
-    """Passes on what the server says; the line that begins with "serving" has its address."""
+    """Print the server's lines and return its address, from the line that begins with "serving"."""
     assert process.stderr is not None
     for line in process.stderr:
         sys.stderr.write(line)

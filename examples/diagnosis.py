@@ -23,7 +23,7 @@ STOP_LIMIT_S = 60
 
 
 def main() -> None:
-    """Runs the load, diagnoses it, pulls the lever, runs the load again."""
+    """Run the load, diagnose it, apply the advice, and run the load again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for logs, texts and pictures; made where it is missing")
     parser.add_argument("--port", type=int, default=8765, help="port of 127.0.0.1 (default 8765)")
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def twostroke(output: Path | None, words: str) -> str:
-    """Runs a command, shows it with what it prints, and keeps that in a file; None: neither."""
+    """Run a command. Show it with its output and save that in a file; None: neither."""
     command = [sys.executable, "-m", "twostroke", *shlex.split(words)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

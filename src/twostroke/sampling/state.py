@@ -29,7 +29,7 @@ class SamplingRules:
     eos_ids: Ids
     """End-of-text tokens, sorted and unique, as all arrays of ids here."""
     changes_logits: bool = False
-    """Whether there are allowed ids, biases or bad words."""
+    """Whether the request restricts tokens, by allowed ids, biases and bad words."""
     allowed_ids: Ids | None = None
     bias_ids: Ids = field(default_factory=_no_ids)
     bias_values: NDArray[np.float32] = field(default_factory=partial(np.empty, 0, np.float32))

@@ -84,7 +84,7 @@ class TieredOrder(QueueOrder):
 
     @property
     def has_background(self) -> bool:
-        """Whether background requests are waiting or running."""
+        """Whether the background tier has requests."""
         return len(self.background.waiting) + len(self.background.running) > 0
 
     def arrived(self, request: Request) -> None:
