@@ -134,7 +134,7 @@ def test_a_step_that_fails_costs_its_own_requests(random_models: dict[str, Path]
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"speculative_config": {"method": "ngram"}}, "drafts are guessed"),
+        ({"speculative_config": {"method": "ngram"}}, "drafting needs the tokens of the previous step"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
         ({"async_scheduling": "yes"}, "true or false"),
     ],

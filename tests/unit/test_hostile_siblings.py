@@ -272,7 +272,7 @@ def test_a_vocabulary_with_a_hole_of_gigabytes(tmp_path: Path) -> None:
 def test_an_event_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_sinks, "MAX_LINE_CHARS", 10**6)
     (tmp_path / "log").write_text('{"event": "' + "x" * 2 * 10**6)
-    with pytest.raises(UnreadableEvent, match="line 1: more than 1000000 characters"):
+    with pytest.raises(UnreadableEvent, match="line 1: a line of more than 1000000 characters"):
         list(read_events(tmp_path / "log"))
 
 
