@@ -35,9 +35,8 @@ class CompletionLogprobs:
     ) -> dict[str, Any]:
         """Return the lists for these tokens; the first token of a prompt has no entry.
 
-        The token itself is always among its top ones, with the identical number. Evaluation harnesses compare the
-        two to
-        see whether the token was the most likely one.
+        The token itself is always among its top ones, with the identical number. Evaluation harnesses compare the two
+        to see whether the token was the most likely one.
         """
         tokens: list[str] = []
         offsets: list[int] = []

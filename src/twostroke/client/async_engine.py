@@ -33,8 +33,7 @@ class _Stream:
     """The path of one request's outputs from the engine's thread to the event loop of the caller.
 
     A reader that is slower than the engine must not fill the memory. A cumulative output replaces the one before it,
-    so at
-    most one waits. Deltas are queued, and hold each token once.
+    so at most one waits. Deltas are queued, and hold each token once.
 
     Args:
         loop: of the reader.
@@ -93,8 +92,7 @@ class _Worker:
     """The engine's thread, and the state it shares with its callers.
 
     It has no reference to the AsyncEngine in front of it. Otherwise an AsyncEngine that was dropped would stay alive
-    for
-    ever, with its model.
+    for ever, with its model.
     """
 
     def __init__(self, engine: TextEngine) -> None:

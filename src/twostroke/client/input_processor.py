@@ -294,8 +294,7 @@ class InputProcessor:
         """Refuse a text that is far too long by its beginning; encoding all of it may take minutes.
 
         A beginning of more than twice the context is certain: cutting may give its last words more tokens than they
-        have in
-        the whole text, but not so many.
+        have in the whole text, but not so many.
         """
         size = self._first_chars
         while size < len(text):

@@ -261,8 +261,8 @@ class OutputProcessor:
 
         Returns:
             The ids of its sequences, for the engine and its updates. An id begins with the caller's name, so that
-            people
-            can read the event log, and ends with a number that is never reused: so the ids of two sequences never
+            people can read the event log, and ends with a number that is never reused: so the ids of two sequences
+            never
                 collide,
             even if a caller reuses a name at once.
         """

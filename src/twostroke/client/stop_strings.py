@@ -90,8 +90,7 @@ class StopStrings(StopFinder):
                               [------------]                    found: start 0, end 7 of held + new
 
     The match that ends first wins; of several that end at the same character, the longest. So the result does not
-    depend
-    on how tokens divide the text.
+    depend on how tokens divide the text.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -133,9 +132,8 @@ class HiddenTokens:
     """Special tokens that the text leaves out and that stop strings name.
 
     A stop string must match whether the model writes it with a special token or letter by letter. So each such token
-    is a
-    mark in the searched text, and every stop string that names it is also searched with the mark in place of the name.
-    Marks are removed from the released text.
+    is a mark in the searched text, and every stop string that names it is also searched with the mark in place of the
+    name. Marks are removed from the released text.
 
     Args:
         names: token id to text of the special tokens that are left out.

@@ -119,8 +119,7 @@ class TextEngine(TextFrontend):
         """Run one step of the engine; return the outputs of requests that it, or an abort before it, has changed.
 
         An exception from it is never the fault of a request, and ends this engine (`is_whole`). Callers in the main
-        thread
-        hold Ctrl-C back meanwhile (`hold_interrupts`).
+        thread hold Ctrl-C back meanwhile (`hold_interrupts`).
         """
         self.check_open()
         self._is_whole = False
@@ -159,10 +158,8 @@ def hold_interrupts() -> Generator[Callable[[], None]]:
     """Hold SIGINT back; the yielded function, called between steps, delivers the signal if it came.
 
     The previous handler then runs, which raises KeyboardInterrupt unless the program has its own. A second Ctrl-C is
-    not
-    held back: it interrupts at once, and an engine interrupted in the middle of a step refuses all later calls. Only
-    the
-    main thread gets signals, so in other threads nothing is held.
+    not held back: it interrupts at once, and an engine interrupted in the middle of a step refuses all later calls.
+    Only the main thread gets signals, so in other threads nothing is held.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

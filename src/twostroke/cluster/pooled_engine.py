@@ -310,8 +310,7 @@ class PooledEngine(ProcessClient):
         """Remove a dead worker, and resume its sequences elsewhere from what was delivered (Dispatcher.worker_gone).
 
         The worker starts its next process by itself. If no worker of its role is left and it was given up (health
-        FAILED),
-        all sequences are given up.
+        FAILED), all sequences are given up.
         """
         was_there = self._by_id.pop(worker.worker_id, None) is not None
         self._observed.left(worker.role, worker.meter.load(""))

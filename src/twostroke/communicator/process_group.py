@@ -34,9 +34,8 @@ class ProcessGroupCommunicator:
     """A communicator that gathers tensors on their device.
 
     Between GPUs `all_gather` only starts a gather. It runs in stream order: after earlier work of the stream, and
-    before
-    later work. If a rank is gone, the gather would never end. So a thread watches the sockets and aborts gathers in
-    progress. Results computed from an aborted gather are invalid, and `verify` raises.
+    before later work. If a rank is gone, the gather would never end. So a thread watches the sockets and aborts
+    gathers in progress. Results computed from an aborted gather are invalid, and `verify` raises.
     """
 
     def __init__(self, beside: Watching, group: Backend) -> None:

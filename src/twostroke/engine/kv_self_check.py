@@ -59,11 +59,9 @@ class KVSelfCheck:
     ) -> tuple[KVCheck, tuple[KVDifference, ...]]:
         """Return the first block of the prefix that differs from what is computed.
 
-        A block also differs when an earlier one is corrupt, because it was computed while that one was sound. K and
-        V of
-        the first layer depend on no other block, so a difference there belongs to the block itself. Otherwise all
-        blocks
-        behind the corrupt one differ, so bisection finds it.
+        A block also differs when an earlier one is corrupt, because it was computed while that one was sound. K and V
+        of the first layer depend on no other block, so a difference there belongs to the block itself. Otherwise all
+        blocks behind the corrupt one differ, so bisection finds it.
         """
         found = check, differences
         if any(difference.layer_id == 0 for difference in differences):

@@ -325,9 +325,8 @@ def _send(connection: Connection, frame: LenderFrame) -> None:
 def _wait_for_close(connection: Connection) -> None:
     """Wait until the borrower closes the connection.
 
-    It may be in the middle of a NIXL read, which needs this side to finish. This also holds where the lease has
-    failed or
-    the borrower was silent for too long.
+    It may be in the middle of a NIXL read, which needs this side to finish. This also holds where the lease has failed
+    or the borrower was silent for too long.
     """
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_WR)

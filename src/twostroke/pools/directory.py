@@ -11,8 +11,7 @@ class PrefixDirectory:
     """A PrefixIndex of each member, and for each hash the members that got it last.
 
     Only the last few are kept. A prefix that all members have (a system prompt) is found at any idle member, and
-    holders
-    of a rare prefix are all kept. So a list never grows with the pool.
+    holders of a rare prefix are all kept. So a list never grows with the pool.
 
     Args:
         max_holders: most members kept for one hash.

@@ -41,9 +41,8 @@ class Transport(enum.StrEnum):
         """Assumed bytes per second of a link that was not measured yet.
 
         Optimistic, near the best measured on two cores (one copy 20 GB/s, shared memory and process_vm_readv 10, a TCP
-        connection 3, NIXL's copies 5). A link that is assumed fast is tried, and thereby measured; one that is
-        assumed slow
-        would never be.
+        connection 3, NIXL's copies 5). A link that is assumed fast is tried, and thereby measured; one that is assumed
+        slow would never be.
         """
         return _ASSUMED_BYTES_PER_S[self]
 

@@ -2,8 +2,7 @@
 
     running     | foreground, by the policy            | background, by the policy |     preempted from this end
     a step      | decodes, prompts, admissions         | the same, in the remaining budget
-                                                         ▲
-                                                         no longer than `slowdown` of the step without it
+                                                         ▲ no longer than `slowdown` of the step without it
 
 Background work could delay a foreground request in two ways. It could delay its tokens: so it may lengthen a step by at
 most the share `slowdown`, by the model of step times (cost/step_model.py). It could delay its first token, if the

@@ -73,8 +73,7 @@ def history_router(events: Events, texts: PromptTexts | None = None, *, why_no_t
         """Return a request's timeline by the id of its answer: labelled segments with reasons for every millisecond.
 
         If keys are set, a request is visible to its own tenant and to the administrator; only the latter sees the
-        names of
-        other tenants' requests.
+        names of other tenants' requests.
         """
         tenant: str = getattr(request.state, "tenant", "")
         found = await asyncio.to_thread(_timeline, events, request_id, tenant)

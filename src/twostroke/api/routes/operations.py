@@ -104,8 +104,7 @@ def pools_router(context: ServerContext) -> APIRouter:
         """Show the workers, the differences between the pools, and the ratio that fits the load.
 
         Each worker has its pool, state, formats and number of sequences that need it. `no_room` says why the last
-        increase
-        was refused, or is null.
+        increase was refused, or is null.
         """
         return _described(_pools(context))
 
@@ -114,8 +113,7 @@ def pools_router(context: ServerContext) -> APIRouter:
         """Change the sizes of the pools while they serve.
 
         Workers that are removed finish their requests first. A size that the nodes of a cluster cannot hold is
-        refused, and
-        nothing changes.
+        refused, and nothing changes.
 
         With --max-prefill or --max-decode the load may change the sizes again later.
         """
