@@ -153,7 +153,7 @@ def test_a_story_is_told_at_a_click(
         per_pass = f"{figures['tokens_per_pass']['median']:.2f} tokens"
         effects = re.compile(f"{re.escape(per_pass)}|may have made the difference")  # on a machine that others use
         expect(page.locator(".verdict .effect").first).to_contain_text(effects)
-        expect(page.locator(".verdict .price")).to_contain_text("The price. Of the guesses")
+        expect(page.locator(".verdict .price")).to_contain_text("The price. Of the draft tokens")
         table = page.locator("#experiment table")
         expect(table).to_contain_text("TTFT p50")
         for name, row in (("output_tokens_per_s", "tokens per second"), ("duration_s", "all of it, s")):
