@@ -83,8 +83,9 @@ def claims_row(what: str, result: str, *claims: str, form: str = "{:.2f}", is_co
 OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
 """Date of the last change of a processor's default operators in speed (commit 908b61da). Each such change updates
 it."""
-GGUF_SINCE = "2026-11-28T11:20:00+00:00"
-"""Date of the last change of GGUF files' operators in speed: their activations became float32 (commit f1d01024)."""
+GGUF_SINCE = "2026-11-29T11:59:01+00:00"
+"""Date of the last change of GGUF files' operators in speed: K types are unpacked once for many rows on AVX-512
+(commit 8b88288e). It also marks results in formats or on processors that the change does not touch."""
 
 
 def operators_of(result: BenchResult) -> str:
