@@ -94,7 +94,7 @@ REASONS = {
     "dies later": "exit code 3",
     "hangs": "no answer to 'run' within 2 s",
     "babbles": "<html>",
-    "answers something else": "none",
+    "answers something else": "invalid",
     "loses tokens": "between 0 and 0 of 1 tokens",
     "invents requests": "request 1 of 1",
     "knows no time": "nan s",
