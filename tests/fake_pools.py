@@ -237,7 +237,6 @@ class FakeWorker:
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
-        """See BorrowerSide."""
         transfer = FakeTransfer(source, into, digest, is_done, self, self.pools.find)
         self.transfers.append(transfer)
 
@@ -247,7 +246,7 @@ class FakeWorker:
         return give_up
 
     def close(self) -> None:
-        """See BorrowerSide."""
+        pass
 
     def obey(self) -> None:
         """The next command."""

@@ -1,4 +1,4 @@
-"""What-if predictions for a recorded run: replay of its decisions, back-test, and simulation with other settings.
+"""Predictions from a recorded run: replay of its decisions, back-test, and simulation with other settings.
 
 decided again   a fresh scheduler gets the log's inputs: every batch must be the same, block by block
 back-test       the same requests in simulated time with the log's settings, compared with the measurement. Its error

@@ -1,4 +1,4 @@
-"""What-ifs: recorded settings with some of them changed."""
+"""Recorded settings with some of them changed, for what-if predictions."""
 
 from __future__ import annotations
 
