@@ -177,8 +177,8 @@ def test_who_sees_the_refusal_needs_no_exit_code() -> None:
         (["bench", "serve", "--price-per-hour", "-1"], "price_per_hour=-1.0: must be a number above 0"),
         (["bench", "summarize", "/no/such/file", "--price-per-hour", "nan"], "price_per_hour=nan"),
         (["bench", "offline", "--trace", "/no/such/file", "--request-rate", "2"], "beside a trace"),
-        (["bench", "reproduce", "r2", "--seed", "1"], "In a clone of the repository, run: python -m benchmarks reproduce"),
-        (["bench", "compare", "--help"], "In a clone of the repository, run: python -m benchmarks compare"),
+        (["bench", "reproduce", "r2", "--seed", "1"], "of the repository, run: python -m benchmarks reproduce"),
+        (["bench", "compare", "--help"], "of the repository, run: python -m benchmarks compare"),
     ],
     ids=str,
 )
