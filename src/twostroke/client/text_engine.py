@@ -17,6 +17,7 @@ from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import monotonic_clock
+from twostroke.engine.garbage import paused_gc
 from twostroke.errors import EngineError, InvalidParameter
 from twostroke.outputs import RequestOutput
 from twostroke.runner.model_runner import Executor
@@ -147,7 +148,8 @@ class TextEngine(TextFrontend):
 
 def build_text_engine(config: EngineConfig, wrap_executor: Callable[[Executor], Executor] | None = None) -> TextEngine:
     """Load a model and build the engine with text at both ends; arguments and errors are those of `build_engine`."""
-    return TextEngine(build_engine(config, wrap_executor))
+    with paused_gc():
+        return TextEngine(build_engine(config, wrap_executor))
 
 
 # ------------------------------------------------------------------ Ctrl-C between two steps

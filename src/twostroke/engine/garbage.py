@@ -1,10 +1,12 @@
-"""Garbage collection settings of a server, where many objects live for ever and many die at once."""
+"""Garbage collection settings of a start and of a server, where many objects live for ever and many die at once."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
+from collections.abc import Generator
 
 YOUNG = 20_000
 """Objects made before the young generation is collected. A token makes some twenty. None of them is part of a cycle, so
@@ -24,6 +26,21 @@ def disable_gc() -> None:
     What is imported and loaded stays, and collecting takes a tenth of the start. `freeze_gc` ends it.
     """
     gc.disable()
+
+
+@contextlib.contextmanager
+def paused_gc() -> Generator[None]:
+    """Disable garbage collection while a model is loaded in a process that is not ours, such as a user's script.
+
+    A tokenizer alone makes some hundred thousand objects, all of which stay. Collection goes on as before afterwards.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def freeze_gc() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 import pytest
 
 from twostroke.batch import BlockTableUpdate, Commit, ScheduledRequest, Stroke
-from twostroke.engine.garbage import IDLE_THRESHOLD, OLDER, YOUNG, collect_when_idle
+from twostroke.engine.garbage import IDLE_THRESHOLD, OLDER, YOUNG, collect_when_idle, paused_gc
 from twostroke.engine.token_update import SequenceNews, TokenUpdate
 
 
@@ -54,3 +54,28 @@ def test_a_tokens_share_of_a_step_is_never_looked_through() -> None:
     update = TokenUpdate("a#0.0", 1.0, (3,), news=SequenceNews(scheduled_time_s=0.5))
     for made in (*tables, share, update, update.news, Commit("a", 1)):
         assert not gc.is_tracked(made), made
+
+
+def test_a_model_is_loaded_without_a_collection_and_collection_goes_on_afterwards() -> None:
+    seen: list[bool] = []
+
+    def fail() -> None:
+        with paused_gc():
+            seen.append(gc.isenabled())
+            raise ZeroDivisionError
+
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_who_has_disabled_collection_finds_it_disabled() -> None:
+    gc.disable()
+    try:
+        with paused_gc():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
