@@ -160,6 +160,10 @@ def make_facts(num_blocks: int = 100) -> EngineFacts:
         num_threads=1,
         kv_bytes_per_token=1000,
         num_layers=4,
+        architecture="LlamaForCausalLM",
+        num_parameters=1000,
+        quantization=None,
+        weight_bytes=4000,
         startup_lines=(),
     )
 

@@ -99,7 +99,11 @@ def drill(operation: Any, mode: GenerationMode) -> int:
 
 
 def check_error(path: str, body: Any) -> None:
-    """The shape that OpenAI's clients read, or Anthropic's."""
+    """The shape that OpenAI's clients read, Anthropic's or Ollama's."""
+    if path.startswith("/api/"):
+        assert body.keys() == {"error"}
+        assert body["error"]
+        return
     is_anthropic = path.startswith("/v1/messages")
     assert set(body) == ({"type", "error"} if is_anthropic else {"error"})
     assert set(body["error"]) == {"message", "type"} | (set() if is_anthropic else {"param", "code"})
@@ -122,7 +126,9 @@ def make_servable(body: Any, path: str) -> None:
             body[name] = min(body[name], most)
     if path in LONG_BY_DEFAULT and body.get(LONG_BY_DEFAULT[path]) is None:
         body[LONG_BY_DEFAULT[path]] = MOST["max_tokens"]
-    if path == "/v1/chat/completions":
+    if path in ("/api/chat", "/api/generate"):
+        body["options"] = {"num_predict": MOST["max_tokens"]}
+    if path in ("/v1/chat/completions", "/api/chat"):
         body["messages"] = [{"role": "user", "content": "def f("}]
     if "model" in body:
         body["model"] = "embedded"

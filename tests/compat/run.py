@@ -49,6 +49,16 @@ CLIENTS: Mapping[str, Client] = {
         requirements=("langchain-openai",),
         command=("python", str(HERE / "langchain_client.py"), "{url}"),
     ),
+    "ollama": Client(
+        package="ollama",
+        requirements=("ollama",),
+        command=("python", str(HERE / "ollama_client.py"), "{url}"),
+    ),
+    "langchain-ollama": Client(
+        package="langchain-ollama",
+        requirements=("langchain-ollama",),
+        command=("python", str(HERE / "langchain_ollama_client.py"), "{url}"),
+    ),
     "lm-eval": Client(
         package="lm_eval",
         requirements=("lm-eval[api]",),

@@ -22,6 +22,8 @@ log = get_logger(__name__)
 
 _encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream"
+"""Media type of server-sent events."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -152,9 +154,8 @@ class EventResponse(Response):
         call: the call to answer; closed when the client disconnects and at the end.
         on_error: returns the last bytes of a stream that fails.
         headers: headers of the response.
+        media_type: type of the body.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -162,6 +163,7 @@ class EventResponse(Response):
         *,
         on_error: Callable[[Exception], bytes] = failure,
         headers: Mapping[str, str] | None = None,
+        media_type: str = EVENT_STREAM,
     ) -> None:
         self._call = call
         self._generation = call.generation
@@ -178,6 +180,7 @@ class EventResponse(Response):
         """Future that wakes the writing task; None while the task is awake."""
         self.background = None
         self.status_code = 200
+        self.media_type = media_type
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -332,15 +335,16 @@ async def respond(
     streams: bool,
     headers: Mapping[str, str],
     on_error: Callable[[Exception], bytes] = failure,
+    media_type: str = EVENT_STREAM,
 ) -> Response:
     """Run a call and return its response. A client that disconnects ends the call within a step.
 
-    `on_error` returns the last bytes of a stream that fails.
+    `on_error` returns the last bytes of a stream that fails; a stream has the given media type.
     """
     with caller.admission.preparing():
         await call.open(caller)
     if streams:
-        return EventResponse(call, on_error=on_error, headers=headers)
+        return EventResponse(call, on_error=on_error, headers=headers, media_type=media_type)
     return await respond_whole(call, request, headers)
 
 

@@ -20,6 +20,7 @@ from twostroke.api.openapi import published_schema
 from twostroke.api.routes.capabilities import capabilities_router
 from twostroke.api.routes.history import history_router, live_router, observe_router
 from twostroke.api.routes.models import models_router
+from twostroke.api.routes.ollama import ollama_models_router, ollama_router
 from twostroke.api.routes.operations import lab_router, operations_router, pools_router
 from twostroke.api.routes.page import page_router
 from twostroke.api.routing import Methods, RefusedBody, allowed_methods, known_routes
@@ -34,6 +35,8 @@ ROUTERS = (
     messages_router,
     responses_router,
     embeddings_router,
+    ollama_router,
+    ollama_models_router,
     models_router,
     capabilities_router,
     observe_router,

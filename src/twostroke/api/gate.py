@@ -207,7 +207,10 @@ SHARED_PATHS = frozenset({PAGE_PATH, "/v1/models", "/metrics", "/version", "/v1/
 ABORT_SUFFIX = "/abort"
 """Suffix of `/v1/requests/{id}/abort`."""
 GENERATING_PATHS = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
+    {
+        *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
+        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+    }
 )
 """Paths that make the engine compute."""
 

@@ -90,6 +90,8 @@ def nested_too_deeply() -> HTTPError:
 
 ANTHROPIC_PATHS = ("/v1/messages",)
 """Prefixes of the paths whose clients read Anthropic's error format."""
+OLLAMA_PATHS = ("/api/",)
+"""Prefixes of the paths whose clients read Ollama's error format."""
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -104,7 +106,14 @@ _ANTHROPIC_TYPES = {
 
 def in_api_format(path: str, answer: ErrorAnswer) -> ErrorAnswer:
     """Return the error in the format that clients of this path read."""
+    if path.startswith(OLLAMA_PATHS):
+        return ollama_error(answer)
     return anthropic_error(answer) if path.startswith(ANTHROPIC_PATHS) else answer
+
+
+def ollama_error(answer: ErrorAnswer) -> ErrorAnswer:
+    """Return the error in Ollama's format: the message alone."""
+    return ErrorAnswer(answer.status, {"error": answer.body["error"]["message"]}, answer.headers)
 
 
 def anthropic_error(answer: ErrorAnswer) -> ErrorAnswer:

@@ -16,12 +16,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from twostroke.api.gate import GENERATING_PATHS, OPEN_PATHS
-from twostroke.api.http_errors import ANTHROPIC_PATHS
+from twostroke.api.http_errors import ANTHROPIC_PATHS, OLLAMA_PATHS
 
 Described = dict[int | str, dict[str, Any]]
 """Responses of a route, by status."""
 EVENTS: Described = {200: {"content": {"text/event-stream": {}}}}
 """Response with stream=true, in addition to JSON."""
+
+LINES: Described = {200: {"content": {"application/x-ndjson": {}}}}
+"""Response of Ollama's API unless stream is false, in addition to JSON."""
 
 _ERROR: dict[str, Any] = {
     "title": "Error",
@@ -53,6 +56,12 @@ _ANTHROPIC_ERROR: dict[str, Any] = {
         },
     },
 }
+_OLLAMA_ERROR: dict[str, Any] = {
+    "title": "OllamaError",
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string", "description": "The value, the limit, the remedy."}},
+}
 _MEANINGS = {
     400: "The request cannot be served as it is.",
     401: "A valid API key is needed.",
@@ -77,7 +86,7 @@ def published_schema(app: FastAPI) -> dict[str, Any]:
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         for name in _NOT_OURS:
             schemas.pop(name, None)
-        schemas["Error"], schemas["AnthropicError"] = _ERROR, _ANTHROPIC_ERROR
+        schemas |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
         for path, operations in schema["paths"].items():
             for operation in operations.values():
                 _describe_errors(path, operation)
@@ -88,7 +97,8 @@ def published_schema(app: FastAPI) -> dict[str, Any]:
 def _describe_errors(path: str, operation: dict[str, Any]) -> None:
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)
-    shape = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "Error"
+    is_ollama = path.startswith(OLLAMA_PATHS)
+    shape = "OllamaError" if is_ollama else "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "Error"
     for status in sorted(_statuses(path, operation)):
         described: dict[str, Any] = {
             "description": _MEANINGS[status],

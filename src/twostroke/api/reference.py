@@ -10,6 +10,13 @@ from pathlib import Path
 from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import FieldStanding, WireObject, standings
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
+from twostroke.api.protocol.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest
 
@@ -22,6 +29,11 @@ ENDPOINTS: dict[str, type[WireObject]] = {
     "POST /v1/messages/count_tokens": CountTokensRequest,
     "POST /v1/responses": ResponsesRequest,
     "POST /v1/embeddings": EmbeddingRequest,
+    "POST /api/chat": OllamaChatRequest,
+    "POST /api/generate": OllamaGenerateRequest,
+    "POST /api/embed": OllamaEmbedRequest,
+    "POST /api/embeddings": OllamaEmbeddingsRequest,
+    "POST /api/show": OllamaShowRequest,
 }
 """Endpoints whose requests have a schema."""
 

@@ -41,6 +41,13 @@ class EngineFacts:
     kv_bytes_per_token: int
     """KV bytes per token, summed over all ranks."""
     num_layers: int
+    architecture: str
+    """Name of the model's class, such as Qwen3ForCausalLM."""
+    num_parameters: int
+    quantization: str | None
+    """Format of quantized weights; None if they are not."""
+    weight_bytes: int
+    """Bytes of weights in memory, of the rank that has most."""
     startup_lines: tuple[str, ...] = field(compare=False)
     """Lines for people: what was loaded, how long it took, how memory was divided."""
 

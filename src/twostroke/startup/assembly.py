@@ -383,5 +383,9 @@ def _facts(prepared: Prepared, sizing: KVSizing, lines: tuple[str, ...]) -> Engi
         num_threads=prepared.num_threads,
         kv_bytes_per_token=layout.bytes_per_token * prepared.num_ranks,
         num_layers=prepared.config.num_layers,
+        architecture=prepared.config.architecture,
+        num_parameters=num_parameters(prepared.config),
+        quantization=prepared.settings.load.quantization or prepared.weights.quantization,
+        weight_bytes=prepared.weight_bytes(),
         startup_lines=lines,
     )

@@ -55,6 +55,10 @@ FACTS = EngineFacts(
     num_threads=1,
     kv_bytes_per_token=1,
     num_layers=1,
+    architecture="LlamaForCausalLM",
+    num_parameters=1000,
+    quantization=None,
+    weight_bytes=4000,
     startup_lines=(),
 )
 
