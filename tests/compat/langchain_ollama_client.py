@@ -1,4 +1,4 @@
-"""LangChain's classes for Ollama against a server: argument 1 is its URL. Runs in an environment with langchain-ollama."""
+"""LangChain's Ollama classes against a server: argument 1 is its URL. Runs in an environment with langchain-ollama."""
 
 from __future__ import annotations
 

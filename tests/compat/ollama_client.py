@@ -41,14 +41,17 @@ def main(url: str) -> None:
     vectors = client.embed(model=MODEL, input=["import os", "import sys"]).embeddings
     assert abs(sum(x * x for x in vectors[0]) - 1) < 1e-3
     assert client.embeddings(model=MODEL, prompt="import os").embedding == vectors[0]
-    try:
-        client.chat(model="absent", messages=messages)
-    except ollama.ResponseError as error:
-        assert error.status_code == 404, error
-        assert "does not exist" in error.error, error
-    else:
-        raise AssertionError("a model that is not served has answered")
+    assert refusal_of(client, "absent") == (404, "the model 'absent' does not exist; this server has 'embedded'.")
     print(json.dumps({"pieces": len(pieces), "dimensions": len(vectors[0]), "city": city.message.content}))
+
+
+def refusal_of(client: ollama.Client, model: str) -> tuple[int, str]:
+    """Return status and message of the error that a chat with a model ends with."""
+    try:
+        client.chat(model=model, messages=[{"role": "user", "content": "a"}])
+    except ollama.ResponseError as error:
+        return error.status_code, error.error
+    raise AssertionError(f"{model} has answered")
 
 
 if __name__ == "__main__":
