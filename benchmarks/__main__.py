@@ -92,7 +92,7 @@ def reproduce(*names: str, options: ReproduceFlags = ReproduceOptions()) -> None
     names
         r1, occupancy, r2, r3, r4, r5, r6, r7, r10, r11, r13, r14, step-content, paging-price, engine-time,
         vs-transformers, long-prompt, hostile-files, hostile-bodies, server-throughput, overload, two-tenants, what-if,
-        doctor, doctor-loads, background, pools, chaos, card, or all (also when none is given).
+        doctor, doctor-loads, background, pools, chaos, schedules, card, or all (also when none is given).
     """
     from benchmarks.reproduce.run import reproduce as run
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,7 @@ from benchmarks.compare.gguf_file import write_vocabulary
 from twostroke.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf import GGUFWriter
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -138,16 +139,36 @@ def random_gguf(
         seed: Seed of the weights.
         progress: Show a progress bar.
     """
-    import gguf
-
     if shape not in SHAPES:
         raise InvalidParameter("shape", shape, f"is not known; known: {', '.join(SHAPES)}")
-    sizes = SHAPES[shape]
+    rng = np.random.default_rng(seed)
+    write_file(SHAPES[shape], vocabulary, output, partial(_drawn, rng), progress=progress)
+
+
+def write_file(
+    sizes: FileShape,
+    vocabulary: Path,
+    output: Path,
+    draw: Callable[[DrawnTensor], Bytes],
+    *,
+    progress: bool = True,
+) -> None:
+    """Write a GGUF file of a shape.
+
+    Args:
+        sizes: of the model, with the formats of its matrices.
+        vocabulary: a model folder whose tokenizer.json has a byte-level BPE.
+        output: the file to write.
+        draw: returns the bytes of a tensor.
+        progress: show a progress bar.
+    """
+    import gguf
+
     writer = gguf.GGUFWriter(output, sizes.graph)
     try:
         _write_shape(writer, sizes)
         write_vocabulary(writer, vocabulary, sizes.vocab_size, sizes.pre)
-        _write_tensors(writer, list(_tensors(sizes)), seed, progress=progress)
+        _write_tensors(writer, list(_tensors(sizes)), draw, progress=progress)
     finally:
         writer.close()
 
@@ -180,18 +201,21 @@ def _write_shape(writer: GGUFWriter, sizes: FileShape) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class DrawnTensor:
+    """A tensor of random numbers."""
+
     name: str
     shape: tuple[int, ...]
     kind: str
+    """GGUF format."""
 
 
-def _tensors(sizes: FileShape) -> Iterator[_Tensor]:
+def _tensors(sizes: FileShape) -> Iterator[DrawnTensor]:
     hidden, q, kv = sizes.hidden_size, sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-    yield _Tensor("token_embd.weight", (sizes.vocab_size, hidden), sizes.others)
-    yield _Tensor("output_norm.weight", (hidden,), "F32")
+    yield DrawnTensor("token_embd.weight", (sizes.vocab_size, hidden), sizes.others)
+    yield DrawnTensor("output_norm.weight", (hidden,), "F32")
     if not sizes.is_tied:
-        yield _Tensor("output.weight", (sizes.vocab_size, hidden), sizes.others)
+        yield DrawnTensor("output.weight", (sizes.vocab_size, hidden), sizes.others)
     for layer in range(sizes.num_layers):
         of_layer = {
             "attn_norm": ((hidden,), "F32"),
@@ -207,9 +231,9 @@ def _tensors(sizes: FileShape) -> Iterator[_Tensor]:
         if sizes.has_biases:
             of_layer["attn_sinks"] = (sizes.num_heads,), "F32"
         for name, (shape, kind) in of_layer.items():
-            yield _Tensor(f"blk.{layer}.{name}.weight", shape, kind)
+            yield DrawnTensor(f"blk.{layer}.{name}.weight", shape, kind)
             if sizes.has_biases and len(shape) > 1:
-                yield _Tensor(f"blk.{layer}.{name}.bias", shape[:-1], "F32")
+                yield DrawnTensor(f"blk.{layer}.{name}.bias", shape[:-1], "F32")
 
 
 def _feed_forward(sizes: FileShape) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -231,7 +255,9 @@ def _feed_forward(sizes: FileShape) -> dict[str, tuple[tuple[int, ...], str]]:
     }
 
 
-def _write_tensors(writer: GGUFWriter, tensors: list[_Tensor], seed: int, *, progress: bool) -> None:
+def _write_tensors(
+    writer: GGUFWriter, tensors: list[DrawnTensor], draw: Callable[[DrawnTensor], Bytes], *, progress: bool
+) -> None:
     from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
 
     for tensor in tensors:
@@ -241,25 +267,24 @@ def _write_tensors(writer: GGUFWriter, tensors: list[_Tensor], seed: int, *, pro
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    rng = np.random.default_rng(seed)
     for tensor in tqdm(tensors, desc="drawing", unit="tensor", disable=None if progress else True, leave=False):
-        writer.write_tensor_data(_drawn(tensor, GGMLQuantizationType[tensor.kind], rng))
+        writer.write_tensor_data(draw(tensor))
 
 
-def _drawn(tensor: _Tensor, kind: GGMLQuantizationType, rng: np.random.Generator) -> Bytes:
+def _drawn(rng: np.random.Generator, tensor: DrawnTensor) -> Bytes:
     """Return the bytes of a tensor; norms are 1, biases and sinks 0."""
-    from gguf import GGML_QUANT_SIZES
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    if kind.name == "F32":
+    if tensor.kind == "F32":
         if tensor.name.endswith((".bias", "_sinks.weight")):
             numbers = np.zeros(tensor.shape)
         else:
             numbers = np.ones(tensor.shape) if len(tensor.shape) == 1 else rng.normal(0.0, 1.0, tensor.shape)
         return numbers.astype(np.float32).view(np.uint8)
-    numbers_of_block, bytes_of_block = GGML_QUANT_SIZES[kind]
+    numbers_of_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]
     num_blocks = math.prod(tensor.shape) // numbers_of_block
     blocks = rng.integers(0, 256, (num_blocks, bytes_of_block), dtype=np.uint8)
-    _BLOCKS[kind.name](blocks)
+    _BLOCKS[tensor.kind](blocks)
     return blocks
 
 

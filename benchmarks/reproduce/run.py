@@ -67,6 +67,7 @@ RESULTS: Mapping[str, Study] = {
     "pools": Study("pools", "two pools on one machine beside one process", _MODEL),
     "chaos": Study("chaos", "clients that vanish, and an engine that is killed", _MODEL),
     "hostile-bodies": Study("hostile_bodies", "Bodies that mean harm", _MODEL),
+    "schedules": Study("schedules", "Random schedules of every format and router, bit for bit", _MODEL),
     "soak": Study("soak", "An hour of everything", _MODEL),
     "viewers": Study("live_view", "The live view: 2 viewers and none, 64 streams", _MODEL),
     "live-page": Study(
