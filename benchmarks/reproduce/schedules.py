@@ -74,7 +74,7 @@ def run_task(task: FuzzTask) -> FuzzResult:
     settings = {**subject.settings, "kernels": task.level}
     with tempfile.TemporaryDirectory() as folder:
         model = str(subject.write(Path(folder)))
-        alone = AnswersAlone.of(model, settings, subject.num_kv_kinds)
+        alone = AnswersAlone.of(model, settings, subject.window)
         return FuzzResult(
             task, alone.hash, run_schedules(model, alone, range(task.num_schedules), settings, subject.drafts)
         )

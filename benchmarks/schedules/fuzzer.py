@@ -28,29 +28,29 @@ class AnswersAlone:
     requests: Sequence[FuzzRequest]
     token_ids: Sequence[tuple[int, ...]]
     hashes: Sequence[str]
-    num_kv_kinds: int = 1
-    """Kinds of layers with KV blocks of their own; a request takes blocks of each."""
+    window: int = 0
+    """Window of layers that have KV blocks of their own, which a request takes as well; 0: no layer has one."""
 
     @classmethod
-    def of(cls, model: str, settings: Settings, num_kv_kinds: int = 1) -> AnswersAlone:
+    def of(cls, model: str, settings: Settings, window: int = 0) -> AnswersAlone:
         """Run one request after the other.
 
         Args:
             model: a folder or a file.
             settings: of the format, beside those of an engine without choices.
-            num_kv_kinds: kinds of layers with KV blocks of their own.
+            window: of layers that have KV blocks of their own; 0: no layer has one.
         """
         requests = draw_requests()
         alone = {
             "enable_prefix_caching": False,
             "threads": 1,
             "max_model_len": LONG_MODEL_LEN,
-            "num_kv_blocks": 40 * num_kv_kinds,
+            "num_kv_blocks": 80,
         }
         with LLM(model, **{**alone, **settings}) as llm:
             found = [llm.generate([{"prompt_token_ids": list(one.prompt)}], one.params)[0] for one in requests]
         token_ids, hashes = [tuple(one.outputs[0].token_ids) for one in found], [answer_hash(one) for one in found]
-        return cls(requests, token_ids, hashes, num_kv_kinds)
+        return cls(requests, token_ids, hashes, window)
 
     @property
     def hash(self) -> str:
@@ -113,8 +113,7 @@ def run_schedules(
 
 def _run_schedule(model: str, alone: AnswersAlone, seed: int, given: Settings, outcome: FuzzOutcome) -> None:
     dice, drawn = Random(seed), draw_schedule(seed)
-    num_blocks = drawn.settings["num_kv_blocks"] * alone.num_kv_kinds
-    config = {**drawn.settings, "num_kv_blocks": num_blocks, **given}
+    config = {**drawn.settings, "num_kv_blocks": drawn.num_blocks(alone.window), **given}
     arrivals = list(zip(drawn.arrivals, drawn.priorities, strict=True))
     index_of, outputs = dict[str, int](), dict[int, RequestOutput]()
     with LLM(model, **config) as llm:

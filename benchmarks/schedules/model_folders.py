@@ -14,6 +14,8 @@ from twostroke.errors import SetupError
 VOCAB_SIZE = 320
 """Bytes, a merge, an end, and rows of the embedding without a token, as real models have them."""
 END = 257
+WINDOW = 24
+"""Tokens that half of the layers see, in families with windows."""
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -49,7 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         {
             "head_dim": 16,
-            "sliding_window": 24,
+            "sliding_window": WINDOW,
             "layer_types": _WINDOWS,
             "num_local_experts": 6,
             "num_experts_per_tok": 2,
@@ -70,7 +72,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "global_head_dim": 32,
             "hidden_size_per_layer_input": 0,
-            "sliding_window": 24,
+            "sliding_window": WINDOW,
             "layer_types": _WINDOWS,
             "enable_moe_block": True,
             "num_experts": 8,

@@ -8,7 +8,7 @@ from typing import Any
 
 from twostroke.sampling_params import SamplingParams
 
-LONGEST_PROMPT, MOST_TOKENS = 72, 16
+LONGEST_PROMPT, MOST_TOKENS = 60, 20
 MAX_MODEL_LEN = LONGEST_PROMPT + MOST_TOKENS
 LONG_PROMPTS, LONG_MODEL_LEN = (520, 600), 640
 """More than a partition of attention's keys (512), so that threads may share one request."""
@@ -17,10 +17,11 @@ PERIOD = 48
 """Each so many schedules one has long requests, and one has `MOST_AT_ONCE`; the others are small and short of KV."""
 _LONG, _CROWDED = 5, 11
 """Places of these two in a period."""
+_MOST_DRAFTS = 16
 _SMALL_BUDGET = 5
 """With fewer tokens a step, and for long prompts with fewer than 16, a schedule of many requests has hundreds of steps,
 each like the one before."""
-_STEMS = (0, 0, 20, 48)
+_STEMS = (0, 0, 20, 40)
 """Tokens that every fourth request begins with, so that the prefix cache finds something."""
 
 
@@ -47,6 +48,12 @@ class DrawnSchedule:
     arrivals: list[int]
     priorities: list[int]
     pause: float
+
+    def num_blocks(self, window: int) -> int:
+        """Return the number of KV blocks: as drawn, and for layers with a window those of one request."""
+        chosen, size = self.settings["num_kv_blocks"], self.settings["block_size"]
+        seen = min(window + self.settings["max_num_batched_tokens"] + _MOST_DRAFTS, self.settings["max_model_len"])
+        return chosen + (-(-seen // size) + 1 if window else 0)
 
 
 def draw_requests() -> list[FuzzRequest]:
@@ -77,9 +84,11 @@ def draw_schedule(seed: int) -> DrawnSchedule:
     rng = Random(seed)
     is_long, is_crowded = seed % PERIOD == _LONG, seed % PERIOD == _CROWDED
     settings = _engine_settings(rng, LONG_MODEL_LEN if is_long else MAX_MODEL_LEN)
-    settings["max_num_seqs"] = MOST_AT_ONCE if is_crowded else rng.randrange(1, 9)
-    most_requests = 3 if settings["max_num_batched_tokens"] < _SMALL_BUDGET else 8
-    num_requests = MOST_AT_ONCE if is_crowded else rng.randrange(1, most_requests + 1)
+    settings["max_num_seqs"] = MOST_AT_ONCE if is_crowded else rng.choice((1, 2, 4, 8, 8))
+    has_small_budget = settings["max_num_batched_tokens"] < _SMALL_BUDGET
+    num_requests = rng.randrange(1, 4) if has_small_budget else rng.randrange(3, 9)
+    if is_crowded:
+        num_requests = MOST_AT_ONCE
     long_ones = list(range(NUM_SHORT, NUM_SHORT + len(LONG_PROMPTS))) if is_long else []
     arrivals = rng.sample(range(NUM_SHORT), num_requests) + long_ones
     return DrawnSchedule(

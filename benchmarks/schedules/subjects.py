@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from benchmarks.schedules.block_files import HALVES, write_dense_file, write_sparse_file
 from benchmarks.schedules.fuzzer import Settings
-from benchmarks.schedules.model_folders import write_random_folder
+from benchmarks.schedules.model_folders import WINDOW, write_random_folder
 
 SubjectKind = Literal["weights", "KV", "router"]
 
@@ -35,8 +35,8 @@ class FuzzSubject:
     settings: Settings = field(default_factory=dict[str, Any])
     drafts: Sequence[Settings] = ({},)
     """Settings that take turns."""
-    num_kv_kinds: int = 1
-    """Kinds of layers with KV blocks of their own."""
+    window: int = 0
+    """Window of layers that have KV blocks of their own; 0: no layer has one."""
 
 
 def _write_family(family: str, fields: Settings, folder: Path) -> Path:
@@ -47,9 +47,9 @@ def _dense(kind: SubjectKind, name: str, **settings: Any) -> FuzzSubject:
     return FuzzSubject(kind, name, partial(_write_family, "qwen3", {}), settings)
 
 
-def _routed(name: str, family: str, num_kv_kinds: int = 1, **fields: Any) -> FuzzSubject:
+def _routed(name: str, family: str, window: int = 0, **fields: Any) -> FuzzSubject:
     write = partial(_write_family, family, fields)
-    return FuzzSubject("router", name, write, {"dtype": "bfloat16"}, DRAFTS, num_kv_kinds)
+    return FuzzSubject("router", name, write, {"dtype": "bfloat16"}, DRAFTS, window)
 
 
 FORMATS = (
@@ -69,8 +69,8 @@ ROUTERS = (
     _routed("softmax, renormalized (mixtral)", "mixtral"),
     _routed("softmax, a shared expert with a gate (qwen2_moe)", "qwen2_moe", norm_topk_prob=False),
     _routed("sigmoid with a correction and groups (glm4_moe)", "glm4_moe"),
-    _routed("softmax after the choice, biases (gpt_oss)", "gpt_oss", 2),
-    _routed("norm before the router, scales of experts, a dense part (gemma4)", "gemma4", 2),
+    _routed("softmax after the choice, biases (gpt_oss)", "gpt_oss", WINDOW),
+    _routed("norm before the router, scales of experts, a dense part (gemma4)", "gemma4", WINDOW),
 )
 """One family for each kind of router, in bf16, with drafts."""
 SUBJECTS = (*FORMATS, *KV_FORMATS, *ROUTERS)

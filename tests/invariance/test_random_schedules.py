@@ -1,8 +1,8 @@
 """Random schedules: whatever the engine is told to do with a request, it gives the bits of the request run alone.
 
-`python -m benchmarks reproduce schedules --full` runs 1,000 schedules of each subject, at every level of the processor.
-`make soak` runs 1,000 with branches of drafts, too. The second tier runs the first 12 of a format or a router, and 4 of
-a type of blocks.
+`python -m benchmarks reproduce schedules --full` runs 1,000 schedules of each format and router at the best level of the
+processor, and 100 at each lower one. `make soak` runs 1,000 with branches of drafts, too. The second tier runs the first
+12 of a format or a router, 4 of a type of blocks, and 3 at lower levels.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def num_schedules(usual: int) -> int:
 
 def run(subject: FuzzSubject, folder: Path, seeds: Iterable[int], **changes: Any) -> FuzzOutcome:
     given, model = {**subject.settings, **changes}, str(subject.write(folder))
-    alone = AnswersAlone.of(model, given, subject.num_kv_kinds)
+    alone = AnswersAlone.of(model, given, subject.window)
     assert len(set(alone.hashes)) == len(alone.requests)
     return run_schedules(model, alone, seeds, given, subject.drafts)
 
@@ -52,7 +52,7 @@ def check(outcome: FuzzOutcome) -> None:
     """Expect no answer of other bits, and schedules that were not too easy."""
     assert not outcome.differing, outcome.differing[0]
     if outcome.num_schedules >= 12:
-        assert outcome.num_preemptions > outcome.num_schedules // 10, "hardly anybody was preempted"
+        assert outcome.num_preemptions > outcome.num_schedules // 20, "hardly anybody was preempted"
         assert outcome.num_cached_tokens > outcome.num_schedules, "hardly anything was found in the prefix cache"
 
 
@@ -87,7 +87,7 @@ def test_schedules_with_experts_and_branches(
     subject: FuzzSubject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = str(subject.write(tmp_path))
-    alone = AnswersAlone.of(model, subject.settings, subject.num_kv_kinds)
+    alone = AnswersAlone.of(model, subject.settings, subject.window)
     texts = zip(alone.requests, alone.token_ids, strict=True)
     knowing_drafts(monkeypatch, [(*one.prompt, *tokens) for one, tokens in texts])
     kept, num = count_branches(monkeypatch), num_schedules(12)
