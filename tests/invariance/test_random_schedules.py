@@ -1,8 +1,8 @@
 """Random schedules: whatever the engine is told to do with a request, it gives the bits of the request run alone.
 
-`python -m benchmarks reproduce schedules --full` runs 1,000 schedules of each format and router at the best level of the
-processor, and 100 at each lower one. `make soak` runs 1,000 with branches of drafts, too. The second tier runs the first
-12 of a format or a router, 4 of a type of blocks, and 3 at lower levels.
+`python -m benchmarks reproduce schedules --full` runs 1,000 schedules of each format and router at the best level of
+the processor, and 100 at each lower one. `make soak` runs 1,000 with branches of drafts, too. The second tier runs the
+first 12 of a format or a router, 4 of a type of blocks, and 3 at lower levels.
 """
 
 from __future__ import annotations
