@@ -93,7 +93,7 @@ def test_schedules_with_experts_and_branches(
     knowing_drafts(monkeypatch, [(*one.prompt, *tokens) for one, tokens in texts])
     kept, num = count_branches(monkeypatch), num_schedules(12)
     check(run_schedules(model, alone, range(num), subject.settings, WITH_BRANCHES), subject.window)
-    assert len(kept) > num // 4 or num < len(WITH_BRANCHES), "hardly anybody went along a branch"
+    assert len(kept) > num // 10 or num < len(WITH_BRANCHES), "hardly anybody went along a branch"
 
 
 def test_every_format_and_router_of_the_project_is_a_subject() -> None:
