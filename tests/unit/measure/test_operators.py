@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,16 @@ from twostroke.measure import limits
 from twostroke.measure.limits import MachineRates, measure_limits
 from twostroke.measure.operators import run as operators_run
 from twostroke.measure.operators.run import OPERATORS, KernelOptions, measure, num_copies, print_kernels, run_kernels
-from twostroke.measure.operators.subjects import Point, Subject, against_reference, relative_error, sampling_subjects
+from twostroke.measure.operators.subjects import (
+    FILE_KINDS,
+    Point,
+    Subject,
+    against_reference,
+    linear_subjects,
+    relative_error,
+    sampling_subjects,
+)
+from twostroke.model.gguf.blocks import REPACKED
 from twostroke.model.model_files import find_model
 
 SOME_LIMITS = MachineRates(1e9, {"float32": 1e10, "bfloat16": 2e10, "int8": 1e10})
@@ -173,3 +182,21 @@ def test_bfloat16_products_are_limited_by_those_of_float32(monkeypatch: pytest.M
 def test_options_that_mean_nothing_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter):
         KernelOptions(**bad)
+
+
+@pytest.mark.parametrize("kind", FILE_KINDS)
+def test_types_of_files_are_right_at_the_best_level_and_their_bytes_are_those_of_memory(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators_run, "_LEAST_S", 0.0)
+    config = SimpleNamespace(
+        hidden_size=256, vocab_size=64, layers=[SimpleNamespace(q_size=64, kv_size=64, intermediate_size=64)]
+    )
+    (subject,) = [subject for subject in linear_subjects(cast(Any, config), quick=False) if subject.kind == kind]
+    form = REPACKED[kind].format
+    packed = native.extension.native.WeightFormat(
+        form.bits, form.group_size, form.has_mins, form.has_super_blocks, {None: 0, "iq4": 1, "fp4": 2}[form.table]
+    )
+    assert subject.constant_bytes == native.extension.native.packed_quantized_bytes(64, 256, True, packed)
+    for one in measure(subject, native.levels()[-1], SOME_LIMITS, 1, 0):
+        assert one.is_right, one

@@ -153,8 +153,7 @@ def measure(subject: Subject, backend: str, limits: MachineRates, threads: int, 
         threads: threads that compute.
         cold_bytes: bytes to read between two runs on the same memory.
     """
-    dtype = torch.float32 if subject.product == "float32" else torch.bfloat16
-    operators = operators_for(torch.device("cpu"), dtype, cast(Kernels, backend))
+    operators = operators_for(torch.device("cpu"), subject.dtype, cast(Kernels, backend))
     operators.set_num_threads(threads)
     copies = [subject.build(operators) for _ in range(num_copies(subject.constant_bytes, cold_bytes))]
     limit = limits.of(subject.product)

@@ -19,8 +19,9 @@ from twostroke.config.kv_format import KVFormat
 from twostroke.config.model import ModelConfig
 from twostroke.kernels import reference
 from twostroke.kernels.interface import GroupShape, Operators, Scoring, Weight
-from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_in_groups, quantize_per_channel
+from twostroke.kernels.quantized_weight import SUPER_BLOCK, QuantizedWeight, quantize_in_groups, quantize_per_channel
 from twostroke.layers.elementwise import Rotary
+from twostroke.model.gguf.blocks import REPACKED
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
@@ -49,6 +50,8 @@ class Subject:
     """Bytes of constants that each run reads; copies of them keep the constants out of the caches."""
     product: str = "float32"
     """Type of product whose rate limits it: float32, bfloat16 or int8."""
+    dtype: torch.dtype = torch.float32
+    """Type of the activations."""
     build: Callable[[Operators], Callable[[int], Tensor]]
     """Builds a copy of the constants on a backend; returns a function that runs the point with a given index."""
     error: Callable[[int, Tensor], float]
@@ -90,8 +93,15 @@ def against_reference(build: Callable[[Operators], Callable[[int], Tensor]]) -> 
 
 KINDS = ("bf16", "f32", "int8", "int4")
 ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
+FILE_KINDS = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+)
+"""Types of GGUF files that are multiplied in the file's own bits, with float32 activations; for the largest matrix."""
+FILE_ROWS = (1, 4, 8, 16, 32, 512)
 _PRODUCTS = {"bf16": "bfloat16", "f32": "float32", "int8": "int8", "int4": "int8"}
 _LINEAR_TOLERANCES = {"bf16": 0.01, "f32": 1e-5, "int8": 0.02, "int4": 0.02}
+_FILE_TOLERANCE = 0.02
 """Tolerances: bfloat16 keeps 8 bits; inputs of quantized products are rounded to 8 bits in groups of 128."""
 
 
@@ -116,16 +126,21 @@ def linear_subjects(config: ModelConfig, *, quick: bool) -> Iterator[Subject]:
         for name, (n, k) in matrices.items():
             if name == "gate_up" or not quick:
                 yield _linear_subject(kind, name, n, k, rows)
+    n, k = matrices["gate_up"]
+    for kind in () if quick or k % SUPER_BLOCK else FILE_KINDS:
+        yield _linear_subject(kind, "gate_up", n, k, FILE_ROWS)
 
 
 def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -> Subject:
     generator = torch.Generator().manual_seed(n + k)
-    dtype = torch.float32 if kind == "f32" else torch.bfloat16
+    dtype = torch.bfloat16 if kind in ("bf16", "int8", "int4") else torch.float32
     made: list[Tensor | QuantizedWeight] = []
 
     def weight() -> Weight:
         """Return the weight, created on first use; each call returns a separate copy."""
-        if not made:
+        if not made and kind in REPACKED:
+            made.append(_random_weight(kind, n, k, generator))
+        elif not made:
             plain = (torch.randn(n, k, generator=generator) / math.sqrt(k)).to(dtype)
             made.append(_QUANTIZE[kind](plain) if kind in _QUANTIZE else plain)
         return made[0] if isinstance(made[0], QuantizedWeight) else made[0].clone()
@@ -137,7 +152,7 @@ def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -
         packed = operators.pack_gated(weight(), None, "silu") if is_gated else operators.pack_linear(weight(), None)
         return lambda point: packed(inputs[point])
 
-    num_bytes = int(n * k * _BYTES_PER_WEIGHT[kind])
+    num_bytes = int(n * k * (_bytes_per_weight(kind) if kind in REPACKED else _BYTES_PER_WEIGHT[kind]))
     width = n // 2 if is_gated else n
     points = tuple(
         Point(f"{name} {n} x {k}, {m} rows", num_bytes + m * (k + width) * dtype.itemsize, 2.0 * m * n * k)
@@ -148,11 +163,37 @@ def _linear_subject(kind: str, name: str, n: int, k: int, rows: Sequence[int]) -
         kind=kind,
         points=points,
         constant_bytes=num_bytes,
-        product=_PRODUCTS[kind],
+        product=_PRODUCTS.get(kind, "int8"),
+        dtype=dtype,
         build=build,
         error=against_reference(build),
-        tolerance=_LINEAR_TOLERANCES[kind],
+        tolerance=_LINEAR_TOLERANCES.get(kind, _FILE_TOLERANCE),
     )
+
+
+def _random_weight(kind: str, n: int, k: int, generator: torch.Generator) -> QuantizedWeight:
+    """Return random codes and scales in the format that a type of GGUF files becomes in memory."""
+    weight = REPACKED[kind].room(n, k, torch.float32)
+    weight.codes.random_(0, 1 << weight.bits, generator=generator)
+    for part in (weight.scales, weight.mins):
+        if part is not None and weight.super_scales is not None:
+            part.random_(1, 16, generator=generator)  # whole numbers, which fit into 4 bits
+        elif part is not None:
+            part.uniform_(1e-3, 1e-2, generator=generator)
+    for part in (weight.super_scales, weight.super_mins):
+        if part is not None:
+            part.uniform_(1e-4, 1e-3, generator=generator)
+    return weight
+
+
+def _bytes_per_weight(kind: str) -> float:
+    """Return the bytes per weight of a type in memory: codes, scales and mins, and factors of super-blocks."""
+    form = REPACKED[kind].format
+    num_parts = 2 if form.has_mins else 1
+    if not form.has_super_blocks:
+        return form.bits / 8 + 2 * num_parts / form.group_size
+    num_bytes = 1 if form.bits == 2 else num_parts  # a scale and a min of 4 bits share a byte
+    return form.bits / 8 + num_bytes / form.group_size + 2 * num_parts / SUPER_BLOCK
 
 
 _QUANTIZE: dict[str, Callable[[Tensor], QuantizedWeight]] = {"int8": quantize_per_channel, "int4": quantize_in_groups}
@@ -226,6 +267,7 @@ def _attention_subject(config: ModelConfig, kv_format: KVFormat, name: str, batc
         points=(Point(name, num_bytes, 4.0 * heads * dim * pairs),),
         constant_bytes=kv_bytes,
         product="bfloat16",
+        dtype=_DTYPE,
         build=build,
         error=against_reference(build),
         tolerance=_ATTENTION_TOLERANCE,
