@@ -90,6 +90,7 @@ NB_MODULE(_native, m) {
       .def("route", &route, release);
   nb::class_<PackedExperts>(m, "PackedExperts")
       .def(nb::init<std::vector<const PackedLinear*>>())
+      .def_prop_ro("num_multiplied", &PackedExperts::num_multiplied)
       .def("multiply", &PackedExperts::multiply, release)
       .def("multiply_and_add", &PackedExperts::multiply_and_add, release)
       .def("add", &PackedExperts::add, release);
@@ -101,11 +102,11 @@ NB_MODULE(_native, m) {
   nb::class_<Experts, FeedForward>(m, "Experts")
       .def("__init__",
            [](Experts* to, const PackedLinear& router, const RouterRules& rules, uintptr_t correction, uintptr_t expert_scales,
-              const PackedExperts& gated, const PackedExperts& down, const PackedLinear* shared_inner,
+              uintptr_t counts, const PackedExperts& gated, const PackedExperts& down, const PackedLinear* shared_inner,
               const PackedLinear* shared_down) {
-             new (to) Experts({&router, rules, correction, expert_scales, &gated, &down, shared_inner, shared_down});
+             new (to) Experts({&router, rules, correction, expert_scales, counts, &gated, &down, shared_inner, shared_down});
            },
-           "router"_a, "rules"_a, "correction"_a, "expert_scales"_a, "gated"_a, "down"_a, "shared_inner"_a.none(),
+           "router"_a, "rules"_a, "correction"_a, "expert_scales"_a, "counts"_a, "gated"_a, "down"_a, "shared_inner"_a.none(),
            "shared_down"_a.none());
   nb::class_<DecoderLayer>(m, "DecoderLayer")
       .def("__init__",

@@ -109,7 +109,7 @@ uint16_t to_bf16(float x) {
 }  // namespace
 
 void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, uintptr_t expert_scales, int64_t m, uintptr_t tokens,
-           uintptr_t starts, uintptr_t places, uintptr_t weights) {
+           uintptr_t starts, uintptr_t places, uintptr_t weights, uintptr_t counts) {
   int64_t k = rules.num_chosen, *chosen = (int64_t*)places, *begins = (int64_t*)starts;
   parallel(m, rows_per_task(rules.num_experts * 8), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++)
@@ -118,6 +118,8 @@ void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, uin
   });
   std::fill(begins, begins + rules.num_experts + 1, 0);
   for (int64_t i = 0; i < m * k; i++) begins[chosen[i] + 1]++;
+  if (counts)
+    for (int64_t e = 0; e < rules.num_experts; e++) ((int64_t*)counts)[e] += begins[e + 1];
   for (int64_t e = 0; e < rules.num_experts; e++) begins[e + 1] += begins[e];
   static thread_local std::vector<int64_t> next;
   next.assign(begins, begins + rules.num_experts);
@@ -135,6 +137,7 @@ std::vector<RowGroup> PackedExperts::groups(uintptr_t starts, uintptr_t tokens) 
     int64_t begin = begins[e], count = begins[e + 1] - begin;
     if (count > 0) found.push_back(experts_[e]->group(tokens ? ((const int64_t*)tokens)[begin] : begin, begin, count));
   }
+  num_multiplied_ += (int64_t)found.size();
   return found;
 }
 
@@ -231,7 +234,8 @@ void Experts::add_to(const HiddenRows& hidden, const Norm& norm, uintptr_t x, ui
     widen(x, in_float32, m * hidden.size);
   }
   parts_.router->multiply(in_float32, hidden.size, 0, logits, num_experts, m, false);
-  route(parts_.rules, logits, parts_.correction, parts_.expert_scales, m, tokens, starts, places, weights);
+  route(parts_.rules, logits, parts_.correction, parts_.expert_scales, m, tokens, starts, places, weights,
+        parts_.counts);
   parts_.gated->multiply(x, hidden.size, tokens, starts, inner, m, m * k);
   if (parts_.shared_inner) {  // before its input may be overwritten
     shared = parts.take(room_for(parts_.shared_inner->n(), hidden.type));

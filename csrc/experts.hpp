@@ -25,8 +25,9 @@ struct RouterRules {
 //   starts         int64 [num_experts + 1]: where the pairs of each expert start
 //   places         int64 [m, num_chosen]: the pairs of each token, in order of rising expert
 //   weights        float32 [m, num_chosen]
+//   counts         int64 [num_experts], to which each expert's number of pairs is added, or 0
 void route(const RouterRules& rules, uintptr_t logits, uintptr_t correction, uintptr_t expert_scales, int64_t m, uintptr_t tokens,
-           uintptr_t starts, uintptr_t places, uintptr_t weights);
+           uintptr_t starts, uintptr_t places, uintptr_t weights, uintptr_t counts = 0);
 
 // One linear map of all experts, in one format. The maps must outlive it.
 class PackedExperts {
@@ -35,6 +36,8 @@ class PackedExperts {
 
   int64_t n() const { return experts_.front()->n(); }
   int type() const { return experts_.front()->type(); }
+  // Experts whose weights were multiplied so far, counted in each call.
+  int64_t num_multiplied() const { return num_multiplied_; }
 
   // Maps rows `tokens` of x [m, k] to y [num_pairs, n]; starts as in `route`.
   void multiply(uintptr_t x, int64_t ldx, uintptr_t tokens, uintptr_t starts, uintptr_t y, int64_t m, int64_t num_pairs) const;
@@ -52,13 +55,14 @@ class PackedExperts {
   std::vector<RowGroup> groups(uintptr_t starts, uintptr_t tokens = 0) const;
 
   std::vector<const PackedLinear*> experts_;
+  mutable int64_t num_multiplied_ = 0;  // one thread at a time computes a layer
 };
 
 // Parts of a layer's experts. All must outlive it.
 struct ExpertParts {
-  const PackedLinear* router;           // float32
+  const PackedLinear* router;                   // float32
   RouterRules rules;
-  uintptr_t correction, expert_scales;  // see `route`
+  uintptr_t correction, expert_scales, counts;  // see `route`
   const PackedExperts *gated, *down;
   const PackedLinear *shared_inner, *shared_down;  // expert that computes every token, or null
 };

@@ -54,7 +54,9 @@ struct Choice {
     std::vector<float> logits = random_elements<float>(random, m * EXPERTS, Values::normal);
     tokens.resize((size_t)(m * CHOSEN)), places.resize(tokens.size()), weights.resize(tokens.size());
     starts.resize(EXPERTS + 1);
-    route(rules, at(logits), 0, 0, m, at(tokens), at(starts), at(places), at(weights));
+    std::vector<int64_t> counts(EXPERTS, 1);
+    route(rules, at(logits), 0, 0, m, at(tokens), at(starts), at(places), at(weights), at(counts));
+    for (size_t e = 0; e < EXPERTS; e++) expect(counts[e] == 1 + starts[e + 1] - starts[e], "counts of experts");
     for (int64_t row = 0; row < m; row++) {
       float sum = 0;
       for (int64_t i = row * CHOSEN; i < (row + 1) * CHOSEN; i++) {
@@ -132,12 +134,18 @@ void check_part(const Kernels& kernels, Random& random, int64_t m, Gate gate, bo
   }
   hidden.add(norm, at(made), at(expected), m);
 
-  Experts part({&router, rules, 0, 0, &gated, &linears, has_more ? inner.all[0] : nullptr, has_more ? down.all[0] : nullptr});
+  std::vector<int64_t> counts(EXPERTS);
+  Experts part({&router, rules, 0, 0, at(counts), &gated, &linears, has_more ? inner.all[0] : nullptr,
+                has_more ? down.all[0] : nullptr});
   std::vector<uint8_t> room((size_t)(m * part.room_bytes()));
   set_num_threads(2);
   part.add_to(hidden, norm, at(x), at(stream), at(x), at(room), m);  // results may overwrite the inputs
   set_num_threads(1);
   expect(same_bits(stream.data(), expected.data(), m * K), name + ": other bits than by parts");
+  int64_t num_pairs = 0, num_hit = 0;
+  for (int64_t count : counts) num_pairs += count, num_hit += count > 0;
+  expect(num_pairs == m * CHOSEN, name + ": counts of experts");
+  expect(gated.num_multiplied() == 2 * num_hit && linears.num_multiplied() == 2 * num_hit, name + ": experts multiplied");
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import cache
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Generic, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,7 +23,7 @@ import msgspec
 
 from twostroke.config.speculation import MAX_DRAFTS
 from twostroke.errors import UnreadableEvent, shown
-from twostroke.events import Event, StepCommitted
+from twostroke.events import Event, ExpertsMeasured, StepCommitted
 
 EVENT_LOG_VERSION = 6
 MAX_TIME_S = 1e12
@@ -191,6 +192,10 @@ def _check_sizes(event: Event) -> None:
         raise ValueError(f"time_s is {event.time_s}; at most {MAX_TIME_S:g} s are possible")
     if isinstance(event, StepCommitted) and any(commit.num_draft_tokens > MAX_DRAFTS for commit in event.commits):
         raise ValueError(f"more than {MAX_DRAFTS} drafts in a row")
+    if isinstance(event, ExpertsMeasured):
+        for num_experts, share in chain.from_iterable(event.shares):
+            if num_experts < 1 or not 0 < share <= 1:
+                raise ValueError(f"{num_experts} experts with a share of {share}")
 
 
 def _fields(value: Any) -> Any:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twostroke.batch import Commit, ScheduledBatch
+from twostroke.cost.expert_shares import ExpertShares
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
@@ -256,6 +257,16 @@ class MemorySampled:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsMeasured:
+    """Shares of the tokens so far that chose each expert; the costs of later steps follow from them."""
+
+    time_s: float
+    process: str
+    shares: tuple[ExpertShares, ...]
+    """For each kind of experts, in order of its first layer."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokensDelivered:
     """The delivery of one engine report's tokens to their clients. The HTTP process records it, never an engine.
 
@@ -299,6 +310,7 @@ Event = (
     | KVHoldEnded
     | EngineLost
     | MemorySampled
+    | ExpertsMeasured
     | TokensDelivered
     | EventsDropped
 )

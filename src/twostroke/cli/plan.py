@@ -28,7 +28,8 @@ def plan(
 ) -> None:
     """Predict a model's memory and the floors of its times, on this machine or a known GPU, and the effect of changes.
 
-    Memory is predicted to the byte. With --prompt: predict memory and time of one prompt. Weights are not read.
+    Memory is predicted to the byte. With --prompt: predict memory and time of one prompt. Weights are not read: of a
+    folder config.json is enough.
 
     Parameters
     ----------
@@ -40,6 +41,7 @@ def plan(
         Print the plan as one JSON object instead of tables.
     """
     from twostroke.planner.after_run import compare, observed_run
+    from twostroke.planner.machine import planned_load
     from twostroke.planner.plan import make_plan  # loads torch
 
     loaded = with_model(engine.load, by_place=model, by_flag=model_flag)
@@ -48,7 +50,7 @@ def plan(
         raise InvalidParameter("--device", str(loaded.device), limit, "Give one of the two.")
     if options.device_name is not None:  # known devices are GPUs; none need be on this machine
         loaded = replace(loaded, device="cuda")
-    config = engine.config(loaded)
+    config = engine.config(planned_load(loaded))
     if search.search:
         _search(config, options, search, as_json=json_output)
         return

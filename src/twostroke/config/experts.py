@@ -48,15 +48,6 @@ class ExpertsSpec:
     has_biases: bool = False
     """Whether the router and every linear layer of an expert have a bias."""
 
-    def expected_distinct(self, num_tokens: int) -> float:
-        """Return the expected number of distinct experts that `num_tokens` tokens use, if each chooses at random.
-
-        >>> spec = ExpertsSpec(num_experts=8, num_chosen=2, intermediate_size=64)
-        >>> [round(spec.expected_distinct(num), 2) for num in (0, 1, 2, 100)]
-        [0.0, 2.0, 3.5, 8.0]
-        """
-        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTraits:

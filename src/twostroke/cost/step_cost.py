@@ -6,7 +6,7 @@ Per query token, with P the parameters of a layer's matrices and c the keys it s
                  4 x num_heads x head_dim x c   q·k and p·v, two operations per pair and dimension, in each layer
                  2 x hidden x vocab           only for rows that get logits
     bytes        all weights, once a step     for any number of tokens: batching shares this cost. Of experts, those
-                                              that so many tokens are expected to hit
+                                              that so many tokens are expected to hit (cost/expert_shares.py)
                  K and V that are seen        once per request and layer; num_kv_heads counts here, not num_heads
                  K and V that are written     one token's K and V for each query token and layer
 
@@ -30,14 +30,14 @@ A sliding window reduces both sums, layer by layer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from twostroke.batch import ScheduledBatch, ScheduledRequest
-from twostroke.config.experts import ExpertsSpec
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import LayerSpec
+from twostroke.cost.expert_shares import ExpertGroup, ExpertShares, uniform_shares
 
 MAX_DECODE_LIKE_TOKENS = 8
 """Largest number of query tokens of a request that is treated like a decode: its keys are read once (drafts, the rest
@@ -162,26 +162,6 @@ class LayerGroup:
     """Whether these layers have K and V of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertGroup:
-    """Experts of all layers with the same kind of experts."""
-
-    spec: ExpertsSpec
-    num_layers: int
-    parameters_each: int
-    """Weights of one expert of one layer."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of one expert of each of these layers."""
-        return self.num_layers * self.parameters_each
-
-    @property
-    def num_weights(self) -> int:
-        """Weights of all experts of these layers."""
-        return self.spec.num_experts * self.num_parameters
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The numbers of a decoder that its costs depend on."""
@@ -194,6 +174,9 @@ class ModelShape:
     bytes_per_expert_weight: float | None = None
     """Bytes per expert weight, as experts are often in another format; None: as the other weights."""
     kv_format: KVFormat
+    expert_shares: tuple[ExpertShares, ...] = ()
+    """Measured shares, for each of `experts`; empty: not measured, so that expectations about experts are upper
+    bounds."""
     kinds: tuple[LayerGroup, ...] = field(init=False, repr=False, compare=False)
     """Layers by kind, in order of first appearance. Computed once, because every step uses them."""
     num_layer_parameters: int = field(init=False, repr=False, compare=False)
@@ -216,14 +199,17 @@ class ModelShape:
             for layer, num in counts.items()
         )
         object.__setattr__(self, "kinds", kinds)
-        of_experts = Counter(layer.experts for layer in self.layers if layer.experts is not None)
-        experts = tuple(
-            ExpertGroup(spec, num, 3 * self.hidden_size * spec.intermediate_size) for spec, num in of_experts.items()
-        )
-        object.__setattr__(self, "experts", experts)
+        object.__setattr__(self, "experts", tuple(self._expert_groups()))
         num_parameters = sum(num * self._num_parameters(layer) for layer, num in counts.items())
         object.__setattr__(self, "num_layer_parameters", num_parameters)
         object.__setattr__(self, "num_head_parameters", self.hidden_size * self.vocab_size)
+
+    def _expert_groups(self) -> Iterator[ExpertGroup]:
+        """Yield the experts of layers alike, with the shares of tokens that choose each."""
+        kinds = Counter(layer.experts for layer in self.layers if layer.experts is not None)
+        shares = self.expert_shares or (uniform_shares(spec, num) for spec, num in kinds.items())
+        for (spec, num), of_kind in zip(kinds.items(), shares, strict=True):
+            yield ExpertGroup(spec, num, 3 * self.hidden_size * spec.intermediate_size, of_kind)
 
     def _num_parameters(self, layer: LayerSpec) -> int:
         """Return the number of weights in the matrices of a layer that every token goes through.
@@ -244,15 +230,15 @@ class ModelShape:
     def distinct_experts(self, num_tokens: int) -> float:
         """Return the expected number of experts of a layer that the tokens hit, as a mean over layers with experts.
 
-        0.0 without such layers.
+        0.0 without such layers. An upper bound unless the tokens of each expert were measured.
         """
         num_layers = sum(alike.num_layers for alike in self.experts)
-        hit = sum(alike.num_layers * alike.spec.expected_distinct(num_tokens) for alike in self.experts)
+        hit = sum(alike.expected_hits(num_tokens) for alike in self.experts)
         return hit / num_layers if num_layers else 0.0
 
     def layer_bytes_read(self, num_tokens: int) -> float:
         """Return the expected bytes of weights that a step of `num_tokens` tokens reads, in all layers."""
-        of_experts = sum(alike.spec.expected_distinct(num_tokens) * alike.num_parameters for alike in self.experts)
+        of_experts = sum(alike.expected_hits(num_tokens) * alike.parameters_each for alike in self.experts)
         each = self.bytes_per_weight if self.bytes_per_expert_weight is None else self.bytes_per_expert_weight
         return self.num_layer_parameters * self.bytes_per_weight + of_experts * each
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from math import inf, isfinite
 
 from twostroke.batch import Commit, ScheduledBatch, StepResult
@@ -12,6 +13,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import MachineLimits, ModelShape, StepCost, shares_of, step_cost
 from twostroke.engine.event_sinks import JsonlEventLog
+from twostroke.engine.expert_use import ExpertUse
 from twostroke.engine.generation import GenerationRequest
 from twostroke.event_codec import plain
 from twostroke.events import (
@@ -19,6 +21,7 @@ from twostroke.events import (
     Event,
     EventLog,
     EventRing,
+    ExpertsMeasured,
     KVBlockChecked,
     MeasurementBegan,
     MemorySampled,
@@ -54,6 +57,7 @@ class Journal:
         file: receives all events, or None; the journal closes it.
         listeners: receive all events too.
         memory_bytes: returns the memory that the process uses; None: memory is not recorded.
+        expert_use: counts the tokens of each expert; None: the model has none, or the runner does not count them.
     """
 
     def __init__(
@@ -63,8 +67,10 @@ class Journal:
         file: JsonlEventLog | None,
         listeners: Sequence[EventLog] = (),
         memory_bytes: Callable[[], int] | None = None,
+        expert_use: ExpertUse | None = None,
     ) -> None:
         self._memory_bytes = memory_bytes
+        self._expert_use = expert_use
         self._sampled_s = -inf
         self.process = started.process
         self._shape = shape
@@ -104,11 +110,19 @@ class Journal:
         """Record a decided step, with its estimated cost."""
         cost = None
         if self._costs_steps and self._machine is not None:
+            if self._expert_use is not None:
+                self._measure_experts(self._expert_use, batch, now_s)
             cost = step_cost(self._shape, shares_of(batch), self._machine)
         decided = StepScheduled(now_s, self.process, batch, cost)
         if cost is not None and not batch.is_empty:  # an empty one is never committed
             self._undone[batch.step] = decided
         self.emit(decided)
+
+    def _measure_experts(self, expert_use: ExpertUse, batch: ScheduledBatch, now_s: float) -> None:
+        shares = expert_use.measured_before(batch)
+        if shares is not None:
+            self._shape = replace(self._shape, expert_shares=shares)
+            self.emit(ExpertsMeasured(now_s, self.process, shares))
 
     def committed(self, result: StepResult, commits: Sequence[Commit], result_s: float, now_s: float) -> None:
         """Record a step's result, which was available at `result_s` and accounted for at `now_s`."""

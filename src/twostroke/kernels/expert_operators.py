@@ -44,6 +44,8 @@ class ExpertRouter(NamedTuple):
     """float32 [num_experts], added to the scores by which experts are chosen; None adds nothing."""
     expert_scales: Tensor | None = None
     """float32 [num_experts], factors of each expert's routing weights; None for no factors."""
+    counts: Tensor | None = None
+    """int64 [num_experts], to which each choice adds the tokens of each expert; None: they are not counted."""
 
 
 Route = Callable[[Tensor, ExpertRouter], Routing]

@@ -12,6 +12,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventsDropped,
+    ExpertsMeasured,
     KVBlockChecked,
     KVHoldEnded,
     KVImportBegan,
@@ -90,6 +91,7 @@ class _Reader:
                 PrefixCacheReset()
                 | EngineLost()
                 | MemorySampled()
+                | ExpertsMeasured()
                 | TokensDelivered()
                 | RequestRouted()
                 | PoolScaled()

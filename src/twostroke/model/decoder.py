@@ -94,6 +94,9 @@ class DecoderModel(ABC):
         """The attention operators that plan steps."""
         self.reads_counts = False
         """Whether the host reads the rows per expert during a pass, which then cannot be recorded as a CUDA graph."""
+        self.expert_counts: tuple[Tensor, ...] = ()
+        """Tokens of each expert since the start, int64 [num_experts] for each layer with experts; empty where they are
+        not counted."""
         self.key_means: Mapping[int, Tensor] = {}
         """Mean keys by layer, [num_kv_heads of all ranks, head_dim]; empty until `center_keys` is called."""
 

@@ -60,7 +60,7 @@ class Gemma4Layer(LlamaLayer):
         if spec.experts is not None:
             self.mlp_norm = same  # MLP, experts and router apply their own norms to x
             self.feed_forward = ExpertsBesideMLP(config, spec, weights, placement, self.feed_forward)
-            self.reads_counts = self.feed_forward.reads_counts
+            self.reads_counts, self.expert_counts = self.feed_forward.reads_counts, self.feed_forward.counts
         self._has_value_projection, self._makes_kv = spec.has_value_projection, spec.kv_source is None
         self._rms_norm_, self._eps = placement.operators.rms_norm_, config.norm_eps
         self._scalar, self._hidden_size = weights[_SCALAR], config.hidden_size

@@ -77,6 +77,8 @@ class LlamaLayer:
 
     reads_counts = False
     """Whether it has experts whose rows per expert are read by the host."""
+    expert_counts: Tensor | None = None
+    """Tokens of each expert since the start; None: it has no experts, or they are not counted."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
         """Pack the layer's weights, which are named without the prefix `layers.i.`."""
@@ -351,6 +353,8 @@ class Llama(DecoderModel):
             self.layer_class(config, self._weights_of_layer(weights, i), i, placement) for i in range(config.num_layers)
         ]
         self.reads_counts = any(layer.reads_counts for layer in self._layers)
+        counts = (layer.expert_counts for layer in self._layers)
+        self.expert_counts = tuple(one for one in counts if one is not None)
         self._norm = _norm(config, weights, "norm", placement.operators)
         self._rotaries = [
             Rotary(

@@ -221,10 +221,18 @@ def is_of_expert(name: str) -> bool:
 
 
 def num_active_parameters(config: ModelConfig) -> int:
-    """Return the number of weights that one token uses: all except those of experts not chosen for it."""
-    parameters, num_idle = parameters_of(config), 0
-    for name in filter(is_of_expert, parameter_multiplicities(config)):
-        experts = config.layers[int(name.split(".")[1])].experts
-        assert experts is not None, name
-        num_idle += (experts.num_experts - experts.num_chosen) * parameters[name].size
+    """Return the number of weights that are read for one token.
+
+    These are all except the experts not chosen for it, and the other rows of tables. A tied embedding table is read as
+    the LM head.
+    """
+    num_idle = 0
+    for name, times in parameter_multiplicities(config).items():
+        parameter = parameters_of(config)[name]
+        if is_of_expert(name):
+            experts = config.layers[int(name.split(".")[1])].experts
+            assert experts is not None, name
+            num_idle += (times - experts.num_chosen) * parameter.size
+        elif parameter.is_table or (name == "embedding.weight" and not config.tie_word_embeddings):
+            num_idle += parameter.size - (parameter.columns or 1)
     return num_parameters(config) - num_idle

@@ -37,7 +37,10 @@ class Experts:
         assert spec.experts is not None, spec
         experts, operators, split = spec.experts, placement.operators, placement.split
         self._logits = operators.pack_linear(weights["router.weight"], weights.get("router.bias"))
-        self._router = ExpertRouter(experts, weights.get(_CORRECTION), weights.get(_EXPERT_SCALES))
+        # a recorded pass of a GPU has rows of padding, which would be counted too
+        is_counted = placement.device.type == "cpu"
+        self.counts = torch.zeros(experts.num_experts, dtype=torch.int64) if is_counted else None
+        self._router = ExpertRouter(experts, weights.get(_CORRECTION), weights.get(_EXPERT_SCALES), self.counts)
         self._route, self._router_norm = operators.route, None
         if experts.norms_router_input:
             norm = weights[_INPUT_SCALES] * config.hidden_size**-0.5
@@ -101,7 +104,7 @@ class SparseLayer(LlamaLayer):
         if spec.experts is None:
             return super().pack_feed_forward(config, spec, weights, placement)
         experts = Experts(config, spec, weights, placement)
-        self.reads_counts = experts.reads_counts
+        self.reads_counts, self.expert_counts = experts.reads_counts, experts.counts
         return experts
 
     def feed_forward_parts(self) -> MLPParts | ExpertParts | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from twostroke.cost.step_cost import MachineLimits, StepCost
 from twostroke.errors import InvalidParameter
-from twostroke.events import Event, StepCommitted, StepScheduled
+from twostroke.events import Event, ExpertsMeasured, StepCommitted, StepScheduled
 from twostroke.planner.machine import ObservedRun, machine_mismatch
 from twostroke.planner.plan import Plan
 from twostroke.planner.replay import figures, replay_log
@@ -100,7 +100,8 @@ def observed_run(events: Sequence[Event]) -> ObservedRun:
         InvalidParameter: the log is not one of a single engine.
     """
     steps = tuple((step.cost, step.seconds) for step in observed_step_costs(events))
-    return ObservedRun(recording_of(events).started.machine, steps)
+    measured = [event.shares for event in events if isinstance(event, ExpertsMeasured)]
+    return ObservedRun(recording_of(events).started.machine, steps, measured[-1] if measured else ())
 
 
 def beside_floors(seen: Sequence[ObservedStep], limits: MachineLimits) -> tuple[BesideFloors, ...]:

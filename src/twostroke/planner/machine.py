@@ -8,10 +8,12 @@ import torch
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
+from twostroke.cost.expert_shares import ExpertShares
 from twostroke.cost.step_cost import MachineLimits, StepCost, raised_by_steps
 from twostroke.kernels.cuda import LOWEST_CAPABILITY
 from twostroke.kernels.dispatch import operators_to_plan
 from twostroke.kernels.interface import Operators
+from twostroke.model.model_path import local_path
 from twostroke.planner.devices import Device, find_device
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.words import significant
@@ -47,6 +49,8 @@ class ObservedRun:
     """Limits as measured at the start of the run; None: the log has none."""
     steps: tuple[tuple[StepCost, float], ...]
     """Work of each step, and its seconds."""
+    expert_shares: tuple[ExpertShares, ...] = ()
+    """Measured shares of experts, for each kind of them; empty: the log has none."""
 
 
 def raised(machine: PlannedMachine, run: ObservedRun) -> tuple[PlannedMachine, str]:
@@ -76,6 +80,25 @@ def machine_mismatch(planned: MachineLimits, of_log: MachineLimits | None) -> st
         return ""
     rates = f"{significant(of_log.bytes_per_s / 1e9)} GB/s there, {significant(planned.bytes_per_s / 1e9)} planned"
     return f"the log is of another machine ({rates})"
+
+
+def planned_load(load: LoadConfig) -> LoadConfig:
+    """Return settings for a plan, where a local folder may lack weights and a tokenizer.
+
+    Weights are then random ones of config.json's shape, which a plan does not read. No number of a plan depends on the
+    tokenizer, so the embedded one replaces a missing one.
+    """
+    folder = local_path(load.model)
+    if not (folder / "config.json").is_file():
+        return load
+    has_weights = any(
+        next(folder.glob(names), None) for names in ("*.safetensors", "*.safetensors.index.json", "*.gguf")
+    )
+    if load.load_format == "auto" and not has_weights:
+        load = replace(load, load_format="dummy")
+    if load.tokenizer is None and load.load_format == "dummy" and not (folder / "tokenizer.json").is_file():
+        load = replace(load, tokenizer="embedded")
+    return load
 
 
 def prepared_for(config: EngineConfig, device_name: str | None) -> Prepared:

@@ -16,6 +16,7 @@ from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.sizing import blocks_of_request
 from twostroke.model.loader import check_quantization, check_weights
+from twostroke.model.random_weights import RandomWeights
 from twostroke.model.registry import num_active_parameters, num_parameters
 from twostroke.startup.memory import MemoryAccount, account_for_card, account_for_memory
 from twostroke.startup.preparation import check_can_split
@@ -54,8 +55,10 @@ class MemoryPlan:
     architecture: str
     num_parameters: int
     num_active_parameters: int
-    """Parameters that a token uses: of experts, the chosen ones."""
+    """Parameters that are read for a token: of experts the chosen ones, of tables one row."""
     experts: tuple[ExpertsKind, ...]
+    bytes_per_expert_weight: float | None
+    """Bytes of an expert's weight in memory, with its share of scales and padding; None: there are no experts."""
     dtype: str
     quantization: str | None
     num_ranks: int
@@ -135,6 +138,7 @@ def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0)
         num_parameters=num_parameters(model),
         num_active_parameters=num_active_parameters(model),
         experts=experts_of(model),
+        bytes_per_expert_weight=prepared.shape.bytes_per_expert_weight,
         dtype=prepared.dtype_name,
         quantization=config.load.quantization or prepared.weights.quantization,
         num_ranks=prepared.num_ranks,
@@ -155,7 +159,7 @@ def plan_memory(prepared: Prepared, memory_bytes: int, *, others_bytes: int = 0)
         num_scratch_blocks=sizing.num_scratch_blocks,
         max_model_len=sizing.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
-        remarks=sizing.remarks,
+        remarks=(*_shape_remarks(prepared), *sizing.remarks),
         kv_limit=sizing.limit,
         layout=layout,
         cache=config.cache,
@@ -186,6 +190,13 @@ def kinds_of(layout: KVLayout) -> tuple[KVKind, ...]:
     for group in layout.groups:
         counts[group.spec] += len(group.layer_ids)
     return tuple(KVKind(spec.window, num, num * spec.bytes_per_token(layout.kv_format)) for spec, num in counts.items())
+
+
+def _shape_remarks(prepared: Prepared) -> tuple[str, ...]:
+    """Return a remark if the model's folder has no weights to plan with."""
+    if not isinstance(prepared.weights, RandomWeights):
+        return ()
+    return (f"sizes are those of config.json in {prepared.path}; no weights were looked at",)
 
 
 def experts_of(model: ModelConfig) -> tuple[ExpertsKind, ...]:

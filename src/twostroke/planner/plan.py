@@ -10,6 +10,7 @@ from twostroke.config.engine import EngineConfig
 from twostroke.config.load import QuantizationOnLoad
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.calibration import Choice, choices_of
+from twostroke.cost.expert_shares import ExpertGroup, ExpertShares
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_model import PredictsSteps, StepTimeModel
 from twostroke.errors import InvalidParameter, TwostrokeError
@@ -85,6 +86,8 @@ class Plan:
     """Drafting methods that were calibrated here, fastest first."""
     step_times: StepTimeModel
     """Measured step times, or floors."""
+    has_measured_experts: bool
+    """Whether the experts that steps read follow from measured shares; otherwise they are upper bounds."""
     is_predicted: bool
     """Whether measured steps predict times; otherwise there are only floors."""
     predicted_by: str
@@ -123,7 +126,7 @@ def make_plan(
         steps = None if calibration is None else calibration.step_times
     memory = plan_memory(prepared, machine.memory_bytes, others_bytes=machine.others_bytes)
     context = _context(options, memory)
-    case = _PlanCase(prepared, machine, context, steps)
+    case = _PlanCase(prepared, machine, context, steps, expert_shares=_shares_of(prepared, run))
     predictor = case.predictor
     base, frontier = case.outcome(memory)
     ttft = tuple(
@@ -156,6 +159,7 @@ def make_plan(
         two_pools=two_pools,
         drafting=() if calibration is None else choices_of(calibration),
         step_times=steps or roofline(predictor.shape, machine.limits, most_tokens=memory.max_tokens_per_step),
+        has_measured_experts=len(case.expert_shares) > 0,
         is_predicted=steps is not None,
         predicted_by=predicted_by,
     )
@@ -171,10 +175,13 @@ class _PlanCase:
     steps: PredictsSteps | None = None
     num_drafts: int = 0
     """Drafts of each request and step, all accepted."""
+    expert_shares: tuple[ExpertShares, ...] = ()
+    """Measured shares of experts; empty: not measured."""
 
     @property
     def predictor(self) -> Predictor:
-        return Predictor(self.prepared.shape, self.machine.limits, self.steps, self.num_drafts)
+        shape = replace(self.prepared.shape, expert_shares=self.expert_shares)
+        return Predictor(shape, self.machine.limits, self.steps, self.num_drafts)
 
     def outcome(self, memory: MemoryPlan) -> tuple[PlanFigures, tuple[FrontierPoint, ...]]:
         """Return the figures of a memory plan under the load, and the frontier up to its number of requests."""
@@ -212,6 +219,13 @@ class _PlanCase:
         prepared = moved_to_device(self.prepared, name)
         machine = published_machine(name, prepared)
         return replace(self, prepared=prepared, machine=machine, steps=None)
+
+
+def _shares_of(prepared: Prepared, run: ObservedRun | None) -> tuple[ExpertShares, ...]:
+    """Return the measured shares of experts; empty without any, or if they are of another model."""
+    groups, shares = prepared.shape.experts, () if run is None else run.expert_shares
+    is_alike = len(groups) == len(shares) and all(map(ExpertGroup.fits, groups, shares))
+    return shares if is_alike else ()
 
 
 def _batch(options: PlanOptions, num_requests: int, context: int, scheduler: SchedulerConfig) -> int:

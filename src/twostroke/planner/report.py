@@ -32,6 +32,7 @@ def as_json(plan: Plan, after: PlanComparison | None = None) -> dict[str, Any]:
             "price_per_hour": plan.machine.price_per_hour,
         },
         "too_long_prompts": list(plan.too_long_prompts),
+        "has_measured_experts": plan.has_measured_experts,
         "is_predicted": plan.is_predicted,
         "predicted_by": plan.predicted_by,
         "context": plan.context,

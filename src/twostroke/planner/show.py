@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console
@@ -34,8 +35,8 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     rates = significant(machine.limits.flops_per_s / 1e12), significant(machine.limits.bytes_per_s / 1e9)
     limits = "{} TFLOP/s, {} GB/s".format(*rates)
     say(f"{title} on {machine.name}: {limits}, {_how(plan)}{ranks}")
-    for kind in memory.experts:
-        say(f"experts: {kind.num_chosen} of {kind.num_experts} compute a token in each of {kind.num_layers} layers")
+    for line in _experts(plan):
+        say(line)
     if plan.prompt is not None:
         say(f"\n{_prompt(plan, plan.prompt)}\n")
     print_table(_memory(plan), console)
@@ -217,6 +218,22 @@ def _held(memory: MemoryPlan, num_tokens: int, num_bytes: int) -> str:
     return f"; {binary(held)} of it at once" if held < num_bytes else ""
 
 
+def _experts(plan: Plan) -> Iterator[str]:
+    """Yield lines about a model's experts; none for a dense model."""
+    memory = plan.memory
+    if memory.bytes_per_expert_weight is None:
+        return
+    for kind in memory.experts:
+        yield f"experts: {kind.num_chosen} of {kind.num_experts} compute a token in each of {kind.num_layers} layers"
+    bits = f"{8 * memory.bytes_per_expert_weight:.2f}"
+    yield f"each of their weights takes {bits} bits in memory, scales and padding included"
+    if not plan.has_measured_experts:
+        yield (
+            "the experts that several tokens read are an upper bound: routers that prefer some experts read fewer, "
+            "and steps may be faster than these floors (--measured LOG counts the experts of a run)"
+        )
+
+
 def _kind(kind: KVKind) -> str:
     sees = "all" if kind.window is None else f"{kind.window:,} tokens"
     return f"{binary(kind.bytes_per_token)} in {kind.num_layers} layers that see {sees}"
@@ -234,7 +251,9 @@ def _prompts(plan: Plan) -> Table:
 def _frontier(plan: Plan) -> Table:
     predicted = ("predicted", "tok/s") if plan.is_predicted else ()
     priced = ("per M tokens",) if plan.machine.price_per_hour is not None else ()
-    read = ("experts read",) if plan.memory.experts else ()
+    read = ()
+    if plan.memory.experts:
+        read = ("experts read" if plan.has_measured_experts else "experts at most",)
     columns = (f"TPOT {_floor(plan)}", "tok/s at most", *predicted, *priced, *read, "bound by")
     table = plain_table(("batch",), columns)
     for point in plan.frontier:

@@ -304,6 +304,11 @@ class ModelRunner:
         self._table.append_tokens(rows, tokens)
         return results
 
+    def expert_counts(self) -> NDArray[np.int64]:
+        """Return the tokens of each expert since the start, of all layers in a row; empty if they are not counted."""
+        counts = self._model.expert_counts
+        return torch.cat(counts).numpy() if counts else np.zeros(0, np.int64)
+
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...]:
         """Recompute a cached block (see KVRecomputer). The KV memory must have scratch blocks."""
         assert self._recomputer is not None, "no scratch blocks: kv_check_rate is 0"

@@ -17,6 +17,7 @@ from twostroke.events import (
     EngineStarted,
     Event,
     EventsDropped,
+    ExpertsMeasured,
     KVBlockChecked,
     KVHoldEnded,
     KVImportBegan,
@@ -141,7 +142,9 @@ def _feed(
             return _decide(scheduler, event)
         case PrefixCacheReset() | KVBlockChecked() | KVImportBegan() | KVImportEnded() | KVHoldEnded():
             _change_cache(scheduler, event, hashes)
-        case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled() | MemorySampled() | TokensDelivered():
+        case MeasurementBegan() | EngineLost() | RequestRouted() | PoolScaled() | TokensDelivered():
+            pass
+        case MemorySampled() | ExpertsMeasured():
             pass
         case EventsDropped():
             raise gap_error(event)

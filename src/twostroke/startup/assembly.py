@@ -26,6 +26,7 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
+from twostroke.engine.expert_use import ExpertUse
 from twostroke.engine.facts import NOTE, EngineFacts
 from twostroke.engine.handover_port import LenderAddress
 from twostroke.engine.journal import Journal, engine_started
@@ -152,7 +153,8 @@ def build_engine(
         event_log = None if path is None else cleanup.enter_context(JsonlEventLog(path))
         computing = _computing(prepared, kv_size, handover)
         started = _engine_started(prepared, computing.sized.sizing, costs(), handover)
-        journal = Journal(started, costs().shape, event_log, listeners, own_anonymous_bytes)
+        expert_use = _expert_use(prepared, computing.runner)
+        journal = Journal(started, costs().shape, event_log, listeners, own_anonymous_bytes, expert_use)
         scheduler = _scheduler(prepared, computing.sized.sizing, costs().pace)
         executor = computing.executor if wrap_executor is None else wrap_executor(computing.executor)
         geometry = lender = None
@@ -297,6 +299,11 @@ def _scheduler(prepared: Prepared, sizing: KVSizing, pace: Pace) -> Scheduler:
         step_times=pace.step_times,
         layers=Layers(prepared.config.layer_windows),
     )
+
+
+def _expert_use(prepared: Prepared, runner: ModelRunner) -> ExpertUse | None:
+    """Return the measurement of experts' shares; None if there are none, or the runner does not count their tokens."""
+    return ExpertUse(prepared.config.layers, runner.expert_counts) if len(runner.expert_counts()) else None
 
 
 def _engine(prepared: Prepared, scheduler: Scheduler, executor: Executor, journal: Journal) -> Engine:

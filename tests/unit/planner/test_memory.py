@@ -234,6 +234,7 @@ def bare_plan(layout: KVLayout, cache: CacheConfig, num_blocks: int, step: int) 
         num_parameters=1,
         num_active_parameters=0,
         experts=(),
+        bytes_per_expert_weight=None,
         dtype="bfloat16",
         quantization=None,
         num_ranks=1,

@@ -156,6 +156,7 @@ class RouterRules:
         starts: int,
         places: int,
         weights: int,
+        counts: int,
     ) -> None:
         """Run without the GIL."""
         ...
@@ -164,6 +165,11 @@ class PackedExperts:
     """Packed weights of experts (csrc/experts.hpp), which must outlive it."""
 
     def __init__(self, experts: Sequence[PackedLinear]) -> None: ...
+    @property
+    def num_multiplied(self) -> int:
+        """Experts whose weights were multiplied so far, counted in each call."""
+        ...
+
     def multiply(self, x: int, ldx: int, tokens: int, starts: int, y: int, m: int, num_pairs: int) -> None:
         """Run without the GIL."""
         ...
@@ -200,6 +206,7 @@ class Experts(FeedForward):
         rules: RouterRules,
         correction: int,
         expert_scales: int,
+        counts: int,
         gated: PackedExperts,
         down: PackedExperts,
         shared_inner: PackedLinear | None,

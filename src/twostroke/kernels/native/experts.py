@@ -35,6 +35,7 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
         starts.data_ptr(),
         places.data_ptr(),
         weights.data_ptr(),
+        address(router.counts),
     )
     return Routing(tokens, starts, places, weights)
 

@@ -32,6 +32,7 @@ def bound_experts(parts: ExpertParts) -> native.FeedForward | None:
         native_router_rules(parts.router.spec),
         address(parts.router.correction),
         address(parts.router.expert_scales),
+        address(parts.router.counts),
         inner.bound,
         down.bound,
         *((None, None) if shared is None else (one.bound for one in shared)),

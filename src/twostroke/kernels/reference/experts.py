@@ -35,7 +35,10 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
     weights = weights * spec.scale
     if router.expert_scales is not None:
         weights = weights * router.expert_scales[chosen]
-    return routing_of(chosen, weights.float(), spec.num_experts)
+    found = routing_of(chosen, weights.float(), spec.num_experts)
+    if router.counts is not None:
+        router.counts.add_(found.starts.diff())
+    return found
 
 
 def routing_of(chosen: Tensor, weights: Tensor, num_experts: int) -> Routing:
