@@ -226,7 +226,7 @@ def _experts(plan: Plan) -> Iterator[str]:
     for kind in memory.experts:
         yield f"experts: {kind.num_chosen} of {kind.num_experts} compute a token in each of {kind.num_layers} layers"
     bits = f"{8 * memory.bytes_per_expert_weight:.2f}"
-    yield f"each of their weights takes {bits} bits in memory, scales and padding included"
+    yield f"each of their weights takes {bits} bits in memory, with scales, biases and padding"
     if not plan.has_measured_experts:
         yield (
             "the experts that several tokens read are an upper bound: routers that prefer some experts read fewer, "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from command_line import twostroke
+from fixtures.sparse.make import FOLDER
 from twostroke.config.engine import EngineConfig
 from twostroke.startup.assembly import build_engine
 
@@ -35,6 +37,18 @@ def test_for_machines_and_as_the_engine_has_it(random_models: dict[str, Path], t
         assert any(words in line for line in built.facts.startup_lines)
     finally:
         built.engine.close()
+
+
+def test_a_folder_with_config_json_alone(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "Qwen3-30B-A3B" / "config.json", tmp_path)
+    done = plan(str(tmp_path), "--device-name", "H200", "--compare", "none")
+    assert done.returncode == 0, done.stderr
+    for words in ("30,532.1 M parameters, 3,041.9 M of them for a token", "note: sizes are those of config.json in"):
+        assert words in " ".join(done.stdout.split())
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    done = plan(str(tmp_path), "--tokenizer", "embedded")
+    assert done.returncode == 1
+    assert "model.safetensors" in done.stderr, "weights that are there are looked at"
 
 
 def test_for_people_and_another_device() -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import json
 from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fixtures.sparse.make import FOLDER, NAMES, config_of
+from oracle.loaded_bytes import LoadedBytes
 from published_sparse import SPARSE, write_sparse
 from twostroke.config.engine import EngineConfig
+from twostroke.config.load import LoadConfig
+from twostroke.cost.expert_shares import ExpertShare
 from twostroke.cost.roofline import roofline
 from twostroke.cost.step_cost import MachineLimits, Share, step_cost
 from twostroke.events import EngineStarted, Event
 from twostroke.model.registry import num_active_parameters, num_parameters
 from twostroke.planner.levers import bits_per_weight
+from twostroke.planner.machine import ObservedRun, planned_load
 from twostroke.planner.memory import ExpertsKind, plan_memory, with_quantization
 from twostroke.planner.options import PlanOptions
 from twostroke.planner.plan import make_plan
@@ -58,22 +64,25 @@ def tensors_on_meta(name: str) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items() if key not in tied}
 
 
-def is_of_router(name: str) -> bool:
-    return any(part in name for part in ("mlp.gate.", "router.", "e_score_correction_bias"))
-
-
 def is_stack(name: str) -> bool:
     return "experts." in name and "shared_expert" not in name
 
 
-def bytes_of_weights(name: str) -> Iterator[int]:
-    """Of each tensor as torch's operators keep it: routers in float32, norms of heads once for each of them."""
-    config = SPARSE[name].config
-    copies = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
-    norms_are_of_heads = SPARSE[name].family in ("Qwen3Moe", "Glm4Moe")
-    for key, shape in tensors_on_meta(name).items():
-        num = copies.get(key.split(".")[-2], 1) if norms_are_of_heads else 1
-        yield num * prod(shape) * (4 if is_of_router(key) else 2)
+def loaded_bytes(name: str, *, is_native: bool, is_mxfp4: bool = False) -> int:
+    """Bytes of all weights, from the tensors of transformers' class."""
+    family = SPARSE[name].family
+    rules = LoadedBytes(
+        config=SPARSE[name].config,
+        is_native=is_native,
+        is_mxfp4=is_mxfp4,
+        has_wide_norms=family in ("GptOss", "Gemma4"),
+        has_copied_norms=family in ("Qwen3Moe", "Glm4Moe", "Gemma4"),
+    )
+    return rules.total(tensors_on_meta(name))
+
+
+def prepared_from(folder: Path, **given: Any) -> Prepared:
+    return prepare(EngineConfig.from_keywords(model=str(folder), load_format="dummy", threads=1, **given))
 
 
 @pytest.fixture(scope="module", params=SPARSE)
@@ -82,9 +91,13 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def prepared(name: str, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    folder = write_sparse(tmp_path_factory.mktemp("sparse"), name)
-    return prepare(EngineConfig.from_keywords(model=str(folder), load_format="dummy", threads=1, kernels="reference"))
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sparse(tmp_path_factory.mktemp("sparse"), name)
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path) -> Prepared:
+    return prepared_from(folder, kernels="reference")
 
 
 def test_parameters_are_those_of_the_class(name: str, prepared: Prepared) -> None:
@@ -92,22 +105,69 @@ def test_parameters_are_those_of_the_class(name: str, prepared: Prepared) -> Non
 
 
 def test_parameters_are_the_published_ones(name: str, prepared: Prepared) -> None:
-    """Some leave the embedding table and the head out of the active ones."""
+    """Ours have the head, and of the embedding table a row; some count both tables or none."""
     model, config = SPARSE[name], prepared.config
-    active = num_active_parameters(config)
-    num_tables = 1 if config.tie_word_embeddings else 2
-    active -= max(0, num_tables - model.num_tables) * config.vocab_size * config.hidden_size
+    active, table = num_active_parameters(config), config.vocab_size * config.hidden_size
+    if config.tie_word_embeddings:
+        active -= table if model.num_tables == 0 else 0
+    else:
+        active += (model.num_tables - 1) * table
     for number, published in ((num_parameters(config), model.total), (active, model.active)):
         last_digit = 0.1 ** len(published.partition(".")[2])
         assert number / 1e9 == pytest.approx(float(published), abs=last_digit)
 
 
-def test_bytes_are_exact(name: str, prepared: Prepared) -> None:
-    plan = plan_memory(prepared, 1 << 40)
-    if SPARSE[name].family not in ("Gemma4", "GptOss"):
-        assert plan.weight_bytes == sum(bytes_of_weights(name))
-    assert plan.kv_bytes_per_token == KV_BYTES[name]
-    assert plan.experts == (ExpertsKind(*EXPERTS[name]),)
+def test_active_parameters_are_those_that_a_token_reads(name: str, prepared: Prepared) -> None:
+    """Of experts the chosen ones, of an embedding table that is not the head one row."""
+    num_experts, num_chosen, _ = EXPERTS[name]
+    config, shapes = prepared.config, tensors_on_meta(name)
+    num_idle = sum(prod(shape) for key, shape in shapes.items() if is_stack(key)) * (num_experts - num_chosen)
+    read = sum(map(prod, shapes.values())) - num_idle // num_experts
+    rows_left = 0 if config.tie_word_embeddings else config.vocab_size - 1
+    assert num_active_parameters(config) == read - rows_left * config.hidden_size
+
+
+def test_bytes_are_exact(name: str, folder: Path, prepared: Prepared) -> None:
+    """With torch's operators, and with the native ones, which pad panels and keep biases, routers and norms wide."""
+    for kernels, ready in (("reference", prepared), ("auto", prepared_from(folder, dtype="bfloat16"))):
+        plan = plan_memory(ready, 1 << 40)
+        assert plan.weight_bytes == loaded_bytes(name, is_native=kernels == "auto"), kernels
+        assert plan.kv_bytes_per_token == KV_BYTES[name]
+        assert plan.experts == (ExpertsKind(*EXPERTS[name]),)
+
+
+@pytest.mark.parametrize("published", NAMES)
+def test_fixtures_are_what_the_classes_write(published: str) -> None:
+    """For another release of transformers: `PYTHONPATH=tests python -m fixtures.sparse.make`."""
+    assert json.loads((FOLDER / published / "config.json").read_text()) == config_of(published)
+
+
+@pytest.mark.parametrize("published", NAMES)
+def test_plans_of_published_models_from_config_json_alone(published: str) -> None:
+    """Experts of gpt-oss take 4.5 bits in memory, where scales are float16, and 4.25 in the file."""
+    load = planned_load(LoadConfig(model=str(FOLDER / published), threads=1, device="cpu"))
+    assert (load.load_format, load.tokenizer) == ("dummy", "embedded")
+    ready = prepare(EngineConfig(load=load))
+    plan, is_mxfp4 = plan_memory(ready, 1 << 40), published == "gpt-oss-20b"
+    assert plan.weight_bytes == loaded_bytes(published, is_native=True, is_mxfp4=is_mxfp4)
+    assert plan.kv_bytes_per_token == KV_BYTES[published]
+    assert plan.quantization == ("mxfp4" if is_mxfp4 else None)
+    (remark,) = (one for one in plan.remarks if "config.json" in one)
+    assert remark.startswith("sizes are those of config.json in ")
+    num_experts, num_chosen, _ = EXPERTS[published]
+    stacks = {key: prod(shape) for key, shape in tensors_on_meta(published).items() if is_stack(key)}
+    num_in_file = sum(num for key, num in stacks.items() if not key.endswith("_bias"))
+    assert plan.bytes_per_expert_weight is not None
+    if is_mxfp4:
+        of_biases = 4 * sum(num for key, num in stacks.items() if key.endswith("_bias"))
+        assert plan.bytes_per_expert_weight * num_in_file == 4.5 / 8 * num_in_file + of_biases
+    else:
+        assert plan.bytes_per_expert_weight == 2
+    cost = step_cost(ready.shape, [Share(0, 1, 1)], LIMITS)
+    others = plan.weight_bytes - plan.bytes_per_expert_weight * num_in_file
+    tables = 0 if ready.config.tie_word_embeddings else 2 * ready.config.vocab_size * ready.config.hidden_size
+    read = others - tables + plan.bytes_per_expert_weight * num_in_file * num_chosen / num_experts
+    assert cost.weight_bytes == pytest.approx(read, rel=0.005)
 
 
 def test_floors_are_by_active_parameters(name: str, prepared: Prepared) -> None:
@@ -153,15 +213,36 @@ def test_what_a_plan_says(tmp_path: Path) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
     print_plan(plan, console)
     text = " ".join(console.export_text().split())
-    assert "6,919.2 M parameters, 1,282.0 M of them for a token, bfloat16" in text
-    assert "experts: 8 of 64 compute a token in each of 16 layers" in text
-    assert "batch TPOT floor tok/s at most experts read bound by" in text
+    assert "6,919.2 M parameters, 1,179.0 M of them for a token, bfloat16" in text
+    assert "experts: 8 of 64 compute a token in each of 16 layers each of their weights takes 16.00 bits" in text
+    assert "the experts that several tokens read are an upper bound" in text
+    assert "batch TPOT floor tok/s at most experts at most bound by" in text
     told = as_json(plan)
     assert told["experts"] == [{"num_experts": 64, "num_chosen": 8, "num_layers": 16}]
-    assert (told["num_parameters"], told["num_active_parameters"]) == (6_919_161_856, 1_282_017_280)
+    assert (told["num_parameters"], told["num_active_parameters"]) == (6_919_161_856, 1_178_996_736)
     read = [point["distinct_experts"] for point in told["frontier"]]
+    assert told["has_measured_experts"] is False
     assert read[:3] == pytest.approx([8, 64 * (1 - (7 / 8) ** 2), 64 * (1 - (7 / 8) ** 4)])
     assert plan.frontier[0].tpot_floor_s < plan.frontier[1].tpot_floor_s < 2 * plan.frontier[0].tpot_floor_s
+
+
+def test_a_plan_with_a_run_expects_the_experts_that_the_run_measured(tmp_path: Path) -> None:
+    """Half of the experts are never chosen. Shares of another model are not used."""
+    folder = write_sparse(tmp_path, "OLMoE-1B-7B")
+    config = EngineConfig.from_keywords(model=str(folder), load_format="dummy", threads=1)
+    options = PlanOptions(device_name="H200", compare="none")
+    for num_experts, is_used in ((32 * 16, True), (32 * 15, False)):
+        run = ObservedRun(None, (), ((ExpertShare(num_experts, 0.25),),))
+        plan = make_plan(config, options, run=run)
+        assert plan.has_measured_experts is is_used
+        num, share = (32, 1 / 4) if is_used else (64, 1 / 8)
+        read = [point["distinct_experts"] for point in as_json(plan)["frontier"]]
+        assert read[:3] == pytest.approx([8, num * (1 - (1 - share) ** 2), num * (1 - (1 - share) ** 4)])
+        console = Console(record=True, width=200, file=io.StringIO())
+        print_plan(plan, console)
+        text = " ".join(console.export_text().split())
+        assert ("experts read bound by" in text) is is_used
+        assert ("are an upper bound" in text) is not is_used
 
 
 def test_a_plan_says_that_ranks_have_whole_experts(tmp_path: Path) -> None:
