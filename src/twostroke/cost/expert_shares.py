@@ -10,17 +10,10 @@ Those of one request may choose alike, so that a chunk of one prompt hits fewer.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log2
 from typing import NamedTuple
 
 from twostroke.config.experts import ExpertsSpec
-from twostroke.config.layer_spec import LayerSpec
-
-_GROUPS_PER_OCTAVE = 8
-"""Shares of a group differ by less than 9 %. The expectation at their mean is within 0.02 % of that of each."""
 
 
 class ExpertShare(NamedTuple):
@@ -75,34 +68,3 @@ class ExpertGroup:
 def uniform_shares(spec: ExpertsSpec, num_layers: int) -> ExpertShares:
     """Return equal shares of all experts of some layers."""
     return (ExpertShare(num_layers * spec.num_experts, spec.num_chosen / spec.num_experts),)
-
-
-def measured_shares(layers: Iterable[LayerSpec], counts: Iterable[Sequence[int]]) -> tuple[ExpertShares, ...]:
-    """Return the shares of counted tokens for each kind of experts, in order of first appearance.
-
-    Args:
-        layers: all layers of the model.
-        counts: tokens of each expert, for each layer that has some; layers without tokens have uniform shares.
-    """
-    kinds: dict[ExpertsSpec, list[Sequence[int]]] = defaultdict(list)
-    specs = (layer.experts for layer in layers if layer.experts is not None)
-    for spec, of_layer in zip(specs, counts, strict=True):
-        kinds[spec].append(of_layer)
-    return tuple(_shares(spec, alike) for spec, alike in kinds.items())
-
-
-def _shares(spec: ExpertsSpec, counts: Iterable[Sequence[int]]) -> ExpertShares:
-    """Return the shares of the experts of layers alike.
-
-    >>> spec = ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=64)
-    >>> _shares(spec, [[100, 50, 50, 0]])
-    (ExpertShare(num_experts=1, share=1.0), ExpertShare(num_experts=2, share=0.5))
-    """
-    found: dict[int, list[float]] = defaultdict(list)
-    for of_layer in counts:
-        num_pairs, uniform = sum(of_layer), 1 / spec.num_experts
-        for count in of_layer:
-            share = spec.num_chosen * (count / num_pairs if num_pairs else uniform)
-            if share:
-                found[round(log2(share) * _GROUPS_PER_OCTAVE)].append(share)
-    return tuple(ExpertShare(len(alike), sum(alike) / len(alike)) for _, alike in sorted(found.items(), reverse=True))
