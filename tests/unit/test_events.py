@@ -18,6 +18,7 @@ from twostroke.batch import (
 )
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
+from twostroke.cost.expert_shares import ExpertShare
 from twostroke.cost.step_cost import StepCost
 from twostroke.errors import UnreadableEvent
 from twostroke.event_codec import EVENT_LOG_VERSION, from_json, join, pack, plain, split, to_json, unpack
@@ -26,6 +27,7 @@ from twostroke.events import (
     Event,
     EventRing,
     EventsDropped,
+    ExpertsMeasured,
     MeasurementBegan,
     RequestArrived,
     RequestFinishedByCaller,
@@ -57,6 +59,7 @@ EVENTS: list[Event] = [
     StepScheduled(2.0, "p", BATCH, COST),
     StepCommitted(3.0, "p", 3, (Commit("a", 2, (b"\x01" * 16,), FinishReason.STOP, 1), Commit("d", 0)), 0.25),
     RequestFinishedByCaller(4.0, "p", "a", FinishReason.STOP, 3),
+    ExpertsMeasured(4.5, "p", ((ExpertShare(3, 0.5), ExpertShare(60, 1e-3)), (ExpertShare(8, 1.0),))),
     EventsDropped(5.0, "p", 12),
 ]
 
