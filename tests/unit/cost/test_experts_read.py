@@ -24,6 +24,7 @@ from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.native.experts import NativeExpertLinears, NativeGatedExperts
 from twostroke.kernels.reference.experts import routing_of
 from twostroke.model import sparse
+from twostroke.planner.after_run import observed_run
 from twostroke.runner.launched_step import LaunchedStep
 from twostroke.runner.model_runner import ModelRunner
 from twostroke.startup.preparation import prepare
@@ -239,4 +240,5 @@ def test_costs_of_steps_follow_from_measured_shares(tmp_path: Path) -> None:
             case _:
                 pass
     assert len(kinds) == 3
+    assert observed_run(read).expert_shares == shape.expert_shares, "what `plan --measured` takes from a log"
     assert all(low <= num < low + 64 * 4 for low, num in zip((1024, 2048, 4096), kinds, strict=True)), kinds
