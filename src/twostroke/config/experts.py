@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from twostroke.config.fields import at_least_0, count, is_number, list_of, switch
+from twostroke.config.fields import at_least_0, count, is_number, list_of, one_value, switch
 from twostroke.errors import CorruptCheckpoint, shown
 
 MAX_EXPERTS = 4096
 """Most experts of a layer. Published models have up to 512."""
-_ALSO = "num_local_experts"
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names of the number of experts in configs. Some have several."""
+_NUM_CHOSEN = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+"""Names of the number of experts that compute a token."""
 RouterScores = Literal["softmax", "sigmoid"]
 """Scoring function of experts: a softmax over all logits, or a sigmoid of each."""
 
@@ -54,7 +57,7 @@ class ExpertTraits:
     """Rules for reading the experts from an architecture's config.json."""
 
     num_experts_key: str = "num_experts"
-    """Key for their number; transformers 5 also writes `num_local_experts`, which takes precedence."""
+    """Key for their number; `counts` reads other names, too."""
     size_key: str = "moe_intermediate_size"
     chosen_key: str = "num_experts_per_tok"
     switch_key: str | None = None
@@ -83,13 +86,17 @@ class ExpertTraits:
     has_expert_scales: bool = False
     has_biases: bool = False
 
+    def counts(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `expert_counts` under this architecture's keys."""
+        return expert_counts(config, self.num_experts_key, self.chosen_key)
+
     def read(self, given: Mapping[str, Any]) -> ExpertsSpec:
         """Return the experts that a config describes.
 
         Raises:
             CorruptCheckpoint: a number is absent, or contradicts another.
         """
-        key = _ALSO if given.get(_ALSO) is not None else self.num_experts_key
+        key = self.num_experts_key
         num_experts = count(given, key, most=MAX_EXPERTS)  # checked before lists of this length are made
         size = count(given, self.size_key)
         num_groups = count(given, "n_group", 1) if self.reads_groups else 1
@@ -124,8 +131,10 @@ class ExpertTraits:
         if self.dense_layers == "outside":
             return _between(given, num_layers)
         step, dense = count(given, "decoder_sparse_step", 1), list_of(given, "mlp_only_layers")
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in dense):
-            raise CorruptCheckpoint(f"config.json: mlp_only_layers must be numbers of layers, found {shown(dense)}.")
+        if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < num_layers for one in dense):
+            raise CorruptCheckpoint(
+                f"config.json: mlp_only_layers must be numbers of layers, 0 to {num_layers - 1}, found {shown(dense)}."
+            )
         return tuple(layer_id not in dense and (layer_id + 1) % step == 0 for layer_id in range(num_layers))
 
     def _shared_size(self, given: Mapping[str, Any], size: int) -> int:
@@ -134,6 +143,24 @@ class ExpertTraits:
         if self.shared == "size":
             return count(given, "shared_expert_intermediate_size")
         return size * at_least_0(given, self.shared_key)
+
+
+def expert_counts(config: Mapping[str, Any], num_experts_key: str, chosen_key: str) -> dict[str, Any]:
+    """Return the numbers of experts and of chosen experts that a config has, whatever names it uses.
+
+    Args:
+        config: the config as written, without defaults.
+        num_experts_key: key to return the number of experts under.
+        chosen_key: key to return the number of chosen experts under.
+
+    Raises:
+        CorruptCheckpoint: the config has two names of a number, with different values.
+    """
+    found = {
+        num_experts_key: one_value(config, num_experts_key, _NUM_EXPERTS),
+        chosen_key: one_value(config, chosen_key, _NUM_CHOSEN),
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _between(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard, cast
 
-from twostroke.errors import CorruptCheckpoint, shown
+from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
 MAX_COUNT = 2**31 - 1
 """Largest count of heads, rows or tokens: far above real configs, and products of a few stay within 64 bits."""
@@ -59,6 +59,41 @@ def switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> boo
     if not isinstance(value, bool):
         raise CorruptCheckpoint(f"config.json: {name} must be true or false, found {shown(value)}.")
     return value
+
+
+def one_value(given: Mapping[str, Any], name: str, others: Collection[str]) -> Any:
+    """Return a value that configs have under one of several names; None if it is absent.
+
+    Raises:
+        CorruptCheckpoint: two of the names have different values.
+    """
+    found = {key: given[key] for key in (name, *others) if given.get(key) is not None}
+    for key, value in found.items():
+        first = next(iter(found))
+        if value != found[first]:
+            raise CorruptCheckpoint(
+                f"config.json: {key} {shown(value)} contradicts {first} {shown(found[first])}; both are names of the "
+                "same value. Remove the wrong one."
+            )
+    return next(iter(found.values()), None)
+
+
+def by_layer(given: Mapping[str, Any], name: str, num_layers: int) -> Any:
+    """Return a value that configs may also give as a list with one equal entry for each layer.
+
+    Raises:
+        CorruptCheckpoint: the list has another length.
+        UnsupportedModel: its entries differ.
+    """
+    value = given.get(name)
+    if not isinstance(value, list):
+        return value
+    entries = list_of(given, name)
+    if len(entries) != num_layers:
+        raise CorruptCheckpoint(f"config.json: {name} has {len(entries)} entries for {num_layers} layers.")
+    if any(entry != entries[0] for entry in entries):
+        raise UnsupportedModel(f"config.json: {name} must be one value for all layers, found {shown(entries)}.")
+    return entries[0]
 
 
 def mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -56,6 +56,11 @@ def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int
             raise UnsupportedModel(
                 f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
             )
+        if given.get("rope_scaling") and rule not in _STRETCHES_FULL:
+            raise UnsupportedModel(
+                f"config.json: rope_scaling {shown(given['rope_scaling'])} is not implemented beside rope_parameters "
+                "for each kind of layer; known: null. Write the scaling into rope_parameters."
+            )
         rest = {name: value for name, value in given.items() if name != "rope_scaling"}
         full = read({**rest, "rope_parameters": of_full})
         window = read({**rest, **of_windows, "rope_parameters": mapping(by_type, "sliding_attention")})
@@ -73,6 +78,7 @@ def layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_laye
     if kinds is not None and len(kinds) != num_layers:
         raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
     if rule == "none":
+        _check_kinds(kinds or (), "full_attention")
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
     if rule in ("by_layer", "unrotated") and not switch(given, "use_sliding_window"):
@@ -83,14 +89,19 @@ def layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_laye
         return (window,) * num_layers
     if kinds is None:
         return _default_windows(given, traits, num_layers, window)
-    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if unknown:
-        raise UnsupportedModel(
-            f"layer types {shown(unknown)} are not implemented; known: full_attention, sliding_attention."
-        )
+    _check_kinds(kinds, "full_attention", "sliding_attention")
     if window is None and "sliding_attention" in kinds:
         raise CorruptCheckpoint("config.json: layer_types has sliding_attention, but no sliding_window is in use.")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _check_kinds(kinds: Collection[str], *known: str) -> None:
+    unknown = sorted(set(kinds) - set(known))
+    if unknown:
+        raise UnsupportedModel(
+            f"config.json: layer_types {shown(unknown)} are not implemented for this architecture; known: "
+            f"{', '.join(known)}."
+        )
 
 
 def _default_windows(

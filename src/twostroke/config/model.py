@@ -9,7 +9,7 @@ from typing import Any
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.experts import ExpertTraits
-from twostroke.config.fields import at_least_0, count, is_number, list_of, mapping, switch, with_defaults
+from twostroke.config.fields import at_least_0, count, is_number, list_of, mapping, one_value, switch, with_defaults
 from twostroke.config.layer_kinds import is_original_given, layer_overrides, layer_windows, layers_with_rope, ropes_of
 from twostroke.config.layer_spec import KVSpec, LayerSpec, MLPActivation, NormKind, NormPlace
 from twostroke.config.nearest import generates_no_text, nearest_known
@@ -123,8 +123,7 @@ class ModelConfig:
         unread = unread_text_config(config, architecture)
         if unread and config.get(traits.keys.get("num_hidden_layers", "num_hidden_layers")) is None:
             raise UnsupportedModel(f"config.json: {unread}. Name the architecture of the whole model.")
-        given = with_defaults(traits.defaults, config, ("rope_parameters", traits.epsilon_key))
-        given |= {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
+        given = _given(config, traits)
         num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # checked before lists of this length are made
         if traits.derived is not None:
             given |= traits.derived(given)
@@ -216,6 +215,19 @@ class ModelConfig:
         return read
 
 
+def _given(config: Mapping[str, Any], traits: ArchitectureTraits) -> dict[str, Any]:
+    """Return the config with defaults for absent keys, and each value under its common name.
+
+    Raises:
+        CorruptCheckpoint: two names of a value have different values.
+    """
+    own = {} if traits.experts is None else traits.experts.counts(config)
+    own |= {theirs: one_value(config, theirs, (ours,)) for ours, theirs in traits.keys.items()}
+    written = {**config, **{key: value for key, value in own.items() if value is not None}}
+    given = with_defaults(traits.defaults, written, ("rope_parameters", traits.epsilon_key))
+    return given | {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
+
+
 def _with_experts(given: Mapping[str, Any], traits: ExpertTraits, layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     are_sparse = traits.sparse_layers(given, len(layers))
     if not any(are_sparse):
@@ -281,9 +293,10 @@ def _norm_place(given: Mapping[str, Any], traits: ArchitectureTraits, *, is_para
 
 def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits) -> None:
     for key, known in traits.only.items():
-        if given.get(key) not in (None, known):
-            told = f"{key}={shown(given[key])} is not implemented for this architecture; known: {shown(known)}."
-            raise UnsupportedModel(told)
+        values: tuple[object, ...] = known if isinstance(known, tuple) else (known,)
+        if given.get(key) not in (None, *values):
+            told = f"{key}={shown(given[key])} is not implemented for this architecture; known: "
+            raise UnsupportedModel(told + f"{', '.join(map(shown, values))}.")
 
 
 def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
@@ -292,6 +305,11 @@ def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
         raise UnsupportedModel(
             "use_bidirectional_attention is not implemented; known: false. Such a model computes embeddings and "
             "generates no text."
+        )
+    if not switch(given, "is_causal", default=True):
+        raise UnsupportedModel(
+            "is_causal=false is not implemented; known: true. Such a model attends to later tokens and generates no "
+            "text."
         )
 
 

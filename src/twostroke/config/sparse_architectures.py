@@ -11,7 +11,7 @@ from typing import Any
 
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.experts import ExpertTraits
-from twostroke.config.fields import count, is_number, list_of, mapping
+from twostroke.config.fields import by_layer, count, is_number, mapping
 from twostroke.config.layer_spec import CLAMPED_SWIGLU
 from twostroke.config.rope import DEFAULT_ROPE_THETA, rotary_share
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
@@ -26,10 +26,21 @@ _IN_GROUPS = ExpertTraits(
     shared="number",
 )
 """Experts of GLM 4.5 and dots.llm1."""
+_LIKE_DEEPSEEK = {"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": "noaux_tc", "moe_layer_freq": 1}
+"""DeepSeek-V3's keys for the router that GLM 4.5 and dots.llm1 have. transformers does not read them; dots.llm1 names
+the method as the function, too."""
 
 
 def _of_minimax_m2(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotated share of a head, which published configs give as `rotary_dim`."""
+    """Return the rotated share of a head, which published configs give as `rotary_dim`.
+
+    Raises:
+        UnsupportedModel: a layer of `attn_type_list` has another attention (1 is softmax attention).
+    """
+    if by_layer(given, "attn_type_list", count(given, "num_hidden_layers")) not in (None, 1):
+        raise UnsupportedModel(
+            f"config.json: attn_type_list {shown(given['attn_type_list'])} has other entries than 1."
+        )
     if given.get("rotary_dim") is None or given.get("partial_rotary_factor") is not None:
         return {}
     head_dim = count(given, "head_dim")
@@ -43,9 +54,21 @@ def _of_dots1(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return single values for the keys that published configs give per layer; apply `alpha`, which only raises
-    theta."""
-    found: dict[str, Any] = {key: _of_all_layers(given, key) for key in ("num_experts", "moe_topk")}
+    """Return single values for the keys that published configs give per layer; apply `alpha`, which only raises theta.
+
+    Raises:
+        UnsupportedModel: layers differ, or experts or heads have other sizes than those of the keys that are read.
+        CorruptCheckpoint: a list has not one entry per layer, or `alpha` cannot be applied.
+    """
+    num_layers = count(given, "num_hidden_layers")
+    found: dict[str, Any] = {key: by_layer(given, key, num_layers) for key in ("num_experts", "moe_topk")}
+    same = {"moe_intermediate_size": "intermediate_size", "attention_head_dim": "head_dim"}
+    for name, value in {"num_shared_expert": 1, **{name: given.get(own) for name, own in same.items()}}.items():
+        if value is not None and by_layer(given, name, num_layers) not in (None, value):
+            raise UnsupportedModel(
+                f"config.json: {name}={shown(given[name])} is not implemented for this architecture; known: "
+                f"{same.get(name, 'one')} ({shown(value)})."
+            )
     if given.get("shared_expert_intermediate_size") is None:
         found["shared_expert_intermediate_size"] = given.get("intermediate_size")
     rope = mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
@@ -61,17 +84,6 @@ def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     raised = {"rope_type": "default", "rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}
     return found | {"rope_scaling": None, "rope_parameters": raised}
-
-
-def _of_all_layers(given: Mapping[str, Any], key: str) -> object:
-    """Return a number that the config may give as a list by layer."""
-    value = given.get(key)
-    if not isinstance(value, list):
-        return value
-    numbers = list_of(given, key)
-    if not numbers or any(number != numbers[0] for number in numbers):
-        raise UnsupportedModel(f"config.json: {key} must be one number for all layers, found {shown(numbers)}.")
-    return numbers[0]
 
 
 _YARN_OF_GPT_OSS = {
@@ -162,6 +174,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         qk_norm_key="use_qk_norm",
         has_prediction_layers=True,
         experts=_IN_GROUPS,
+        only=_LIKE_DEEPSEEK,
         defaults={
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
@@ -186,7 +199,14 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
             reads_renormalization=False,
             has_correction_bias=True,
         ),
-        only={"scoring_func": "sigmoid", "use_qk_norm": True},
+        only={
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "shared_intermediate_size": 0,
+            "sliding_window": None,
+        },
         defaults={
             "num_key_value_heads": 8,
             "head_dim": 128,
@@ -207,7 +227,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
             shared="number",
             shared_key="moe_num_shared_experts",
         ),
-        only={"use_bias": False},
+        only={"use_bias": False, "moe_norm_min": 1e-12, "moe_use_aux_free": True, "moe_gate_act": "softmax"},
         defaults={
             "num_key_value_heads": 4,
             "rms_norm_eps": 1e-5,
@@ -226,6 +246,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         windows="by_layer",
         derived=_of_dots1,
         experts=_IN_GROUPS,
+        only=_LIKE_DEEPSEEK,
         defaults={"num_key_value_heads": 32, "max_window_layers": 62, "moe_intermediate_size": 1408},
     ),
     "HunYuanMoEV1ForCausalLM": ArchitectureTraits(
@@ -235,7 +256,16 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         experts=ExpertTraits(
             size_key="intermediate_size", chosen_key="moe_topk", reads_renormalization=False, shared="size"
         ),
-        only={"use_qk_norm": True, "use_cla": False},
+        only={
+            "use_qk_norm": True,
+            "use_cla": False,
+            "use_mla": False,
+            "use_mixed_mlp_moe": True,
+            "moe_layer_num_skipped": 0,
+            "norm_type": "rms",
+            "position_embedding_xdrope": False,
+            "use_rotary_pos_emb": True,
+        },
         defaults={"rms_norm_eps": 1e-5, "num_experts": 1, "moe_topk": 1},
     ),
 }

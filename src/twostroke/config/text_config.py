@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from twostroke.config.experts import expert_counts
 from twostroke.config.fields import list_of, mapping, switch, with_defaults
 from twostroke.errors import UnsupportedModel, shown
 
@@ -99,7 +100,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the text model's config; the given one if the model is for text only.
 
     Raises:
-        CorruptCheckpoint: `text_config` is no object.
+        CorruptCheckpoint: `text_config` is no object, or has two numbers of experts.
         UnsupportedModel: the text model is not implemented.
     """
     names = [name for name in list_of(config, "architectures") if isinstance(name, str) and name in TEXT_MODELS]
@@ -115,7 +116,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"config.json: text_config of {names[0]} has model_type {shown(kind)}, which is not implemented; known: "
             f"{', '.join(known)}."
         )
-    return with_defaults(_DEFAULTS.get(kind, {}), text, ("rms_norm_eps",)) | {"architectures": [known[kind]]}
+    defaults = _DEFAULTS.get(kind, {})
+    if "num_experts" in defaults:  # a default must not contradict the other name of the number
+        text |= expert_counts(text, "num_experts", "num_experts_per_tok")
+    return with_defaults(defaults, text, ("rms_norm_eps",)) | {"architectures": [known[kind]]}
 
 
 def unread_text_config(config: Mapping[str, Any], architecture: str) -> str:

@@ -170,8 +170,8 @@ def test_a_config_of_hunyuan_as_published() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"moe_topk": [3, 3, 2, 3]}, UnsupportedModel, "moe_topk must be one number for all layers"),
-        ({"num_experts": []}, UnsupportedModel, "num_experts must be one number for all layers"),
+        ({"moe_topk": [3, 3, 2, 3]}, UnsupportedModel, "moe_topk must be one value for all layers"),
+        ({"num_experts": []}, CorruptCheckpoint, "num_experts has 0 entries for 4 layers"),
         ({"moe_topk": 9}, CorruptCheckpoint, "moe_topk 9 is more than num_experts 8"),
         ({"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, CorruptCheckpoint, "alpha above 0 and below 1e9"),
         ({"rope_scaling": {"type": "dynamic", "alpha": "x"}}, CorruptCheckpoint, "alpha above 0 and below 1e9"),
