@@ -62,7 +62,7 @@ class ArchitectureTraits:
     experts: ExpertTraits | None = None
     """None: no layer has experts."""
     only: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Keys for which only one value is implemented, or those of a tuple."""
+    """Keys for which only one value is implemented, or those of a tuple; a config may list it for each layer."""
     activations: Mapping[str, MLPActivation] = field(default_factory=lambda: SILU)
     """Activations of the MLP, by their names in configs. A config without a name means the first."""
     activation_keys: tuple[str, ...] = ("hidden_act",)

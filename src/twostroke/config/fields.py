@@ -73,7 +73,7 @@ def one_value(given: Mapping[str, Any], name: str, others: Collection[str]) -> A
         if value != found[first]:
             raise CorruptCheckpoint(
                 f"config.json: {key} {shown(value)} contradicts {first} {shown(found[first])}; both are names of the "
-                "same value. Remove the wrong one."
+                "same value."
             )
     return next(iter(found.values()), None)
 

@@ -33,7 +33,7 @@ _GPT2_KEYS = {
 
 
 _EQUAL_HEADS = {"num_key_value_heads": None, "head_dim": None}
-"""Keys that transformers does not read here: heads share hidden_size equally, and each has its own K and V."""
+"""Keys that are not read here: heads share hidden_size equally, and each has its own K and V."""
 
 
 def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,10 @@ def _gpt2_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tuple
 
 
 def _of_neox(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    del given
+    head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
+    if given.get("head_dim") not in (None, head_dim):
+        known = f"hidden_size / num_attention_heads ({head_dim})"
+        raise UnsupportedModel(f"head_dim={shown(given['head_dim'])} is not implemented here; known: {known}.")
     return _EQUAL_HEADS
 
 
@@ -172,6 +175,7 @@ GPT_TRAITS: dict[str, ArchitectureTraits] = {
             "do_layer_norm_before": True,
             "_remove_final_layer_norm": False,
             "layer_norm_elementwise_affine": True,
+            "layer_norm_epsilon": 1e-5,
         },
         bias_key="enable_bias",
         activations={"relu": "relu", **GELUS},

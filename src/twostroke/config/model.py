@@ -9,7 +9,17 @@ from typing import Any
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.experts import ExpertTraits
-from twostroke.config.fields import at_least_0, count, is_number, list_of, mapping, one_value, switch, with_defaults
+from twostroke.config.fields import (
+    at_least_0,
+    by_layer,
+    count,
+    is_number,
+    list_of,
+    mapping,
+    one_value,
+    switch,
+    with_defaults,
+)
 from twostroke.config.layer_kinds import is_original_given, layer_overrides, layer_windows, layers_with_rope, ropes_of
 from twostroke.config.layer_spec import KVSpec, LayerSpec, MLPActivation, NormKind, NormPlace
 from twostroke.config.nearest import generates_no_text, nearest_known
@@ -20,6 +30,8 @@ from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shorten, show_
 
 DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
+_SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings")
+"""Common names that architectures with own names (`n_embd`, `n_head` ...) read, too."""
 _MOST_NAMED = 4
 """Most unknown names of a config that a message lists."""
 
@@ -129,7 +141,7 @@ class ModelConfig:
             given |= traits.derived(given)
         if traits.bias_key is not None:
             given["attention_bias"] = given["mlp_bias"] = switch(given, traits.bias_key)
-        _refuse_others(given, traits)
+        _refuse_others(given, traits, num_layers)
         _refuse_bidirectional(given)
         num_heads = count(given, "num_attention_heads")
         num_kv_heads = count(given, "num_key_value_heads", num_heads)
@@ -222,7 +234,7 @@ def _given(config: Mapping[str, Any], traits: ArchitectureTraits) -> dict[str, A
         CorruptCheckpoint: two names of a value have different values.
     """
     own = {} if traits.experts is None else traits.experts.counts(config)
-    own |= {theirs: one_value(config, theirs, (ours,)) for ours, theirs in traits.keys.items()}
+    own |= {theirs: one_value(config, theirs, (ours,)) for ours, theirs in traits.keys.items() if ours in _SIZES}
     written = {**config, **{key: value for key, value in own.items() if value is not None}}
     given = with_defaults(traits.defaults, written, ("rope_parameters", traits.epsilon_key))
     return given | {ours: given[theirs] for ours, theirs in traits.keys.items() if theirs in given}
@@ -291,10 +303,10 @@ def _norm_place(given: Mapping[str, Any], traits: ArchitectureTraits, *, is_para
     return "before" if has_two else traits.parallel_norms
 
 
-def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits) -> None:
+def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int) -> None:
     for key, known in traits.only.items():
         values: tuple[object, ...] = known if isinstance(known, tuple) else (known,)
-        if given.get(key) not in (None, *values):
+        if by_layer(given, key, num_layers) not in (None, *values):
             told = f"{key}={shown(given[key])} is not implemented for this architecture; known: "
             raise UnsupportedModel(told + f"{', '.join(map(shown, values))}.")
 

@@ -32,15 +32,7 @@ the method as the function, too."""
 
 
 def _of_minimax_m2(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotated share of a head, which published configs give as `rotary_dim`.
-
-    Raises:
-        UnsupportedModel: a layer of `attn_type_list` has another attention (1 is softmax attention).
-    """
-    if by_layer(given, "attn_type_list", count(given, "num_hidden_layers")) not in (None, 1):
-        raise UnsupportedModel(
-            f"config.json: attn_type_list {shown(given['attn_type_list'])} has other entries than 1."
-        )
+    """Return the rotated share of a head, which published configs give as `rotary_dim`."""
     if given.get("rotary_dim") is None or given.get("partial_rotary_factor") is not None:
         return {}
     head_dim = count(given, "head_dim")
@@ -63,11 +55,12 @@ def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
     num_layers = count(given, "num_hidden_layers")
     found: dict[str, Any] = {key: by_layer(given, key, num_layers) for key in ("num_experts", "moe_topk")}
     same = {"moe_intermediate_size": "intermediate_size", "attention_head_dim": "head_dim"}
-    for name, value in {"num_shared_expert": 1, **{name: given.get(own) for name, own in same.items()}}.items():
+    for name, own in same.items():
+        value = given.get(own)
         if value is not None and by_layer(given, name, num_layers) not in (None, value):
             raise UnsupportedModel(
-                f"config.json: {name}={shown(given[name])} is not implemented for this architecture; known: "
-                f"{same.get(name, 'one')} ({shown(value)})."
+                f"config.json: {name}={shown(given[name])} is not implemented for this architecture; known: {own} "
+                f"({shown(value)})."
             )
     if given.get("shared_expert_intermediate_size") is None:
         found["shared_expert_intermediate_size"] = given.get("intermediate_size")
@@ -192,14 +185,9 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
         has_partial_rotary=True,
         qk_norm="rows",
         derived=_of_minimax_m2,
-        experts=ExpertTraits(
-            num_experts_key="num_local_experts",
-            size_key="intermediate_size",
-            scores="sigmoid",
-            reads_renormalization=False,
-            has_correction_bias=True,
-        ),
+        experts=replace(_MIXTRAL, scores="sigmoid", has_correction_bias=True),
         only={
+            "attn_type_list": 1,
             "scoring_func": "sigmoid",
             "use_routing_bias": True,
             "use_qk_norm": True,
@@ -261,6 +249,7 @@ SPARSE_TRAITS: dict[str, ArchitectureTraits] = {
             "use_cla": False,
             "use_mla": False,
             "use_mixed_mlp_moe": True,
+            "num_shared_expert": 1,
             "moe_layer_num_skipped": 0,
             "norm_type": "rms",
             "position_embedding_xdrope": False,

@@ -169,7 +169,10 @@ def read_model_config(folder: Path) -> ModelConfig:
     config = read_json(folder / "config.json")
     if config is None:
         raise no_config(folder)
-    read = ModelConfig.from_hf(config)
+    try:
+        read = ModelConfig.from_hf(config)
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"{folder}: {error} Correct config.json, or download the model again.") from error
     unread = unread_text_config(config, read.architecture) if text_config(config) is config else ""
     if unread:
         log.warning("%s: config.json: %s", folder, unread)

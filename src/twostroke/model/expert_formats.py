@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from twostroke.config.model import ModelConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, show_name
-from twostroke.kernels.quantized_weight import QuantizedFormat
-from twostroke.model.weight_source import WeightSource
+from twostroke.model.weight_source import StoredWeight, WeightSource
 
 _EXPERT = re.compile(r".*\.layers\.(?P<layer>\d+)\..*\.experts\.\d+\.(?P<part>\w+)\.(?P<kind>\w+)")
 _LAYER = re.compile(r"(?<=\.layers\.)\d+")
@@ -71,17 +70,18 @@ def check_formats(source: WeightSource, parts_of: Mapping[str, tuple[str, ...]])
         first = first_of.setdefault((layer, rest.partition(".")[2]), parts)
         for part, other in zip(parts, first, strict=True):
             found, expected = source.weights[part], source.weights[other]
-            if found.format != expected.format:
+            if (found.format, found.float_type) != (expected.format, expected.float_type):
                 raise UnsupportedModel(
                     f"{source.path}: experts of one layer must have one format; {found.stored_name or part} has "
-                    f"{_words(found.format)}, {expected.stored_name or other} {_words(expected.format)}. "
-                    "Quantize them alike."
+                    f"{_words(found)}, {expected.stored_name or other} {_words(expected)}. "
+                    "Store or quantize them alike."
                 )
 
 
-def _words(weight_format: QuantizedFormat | None) -> str:
+def _words(weight: StoredWeight) -> str:
+    weight_format = weight.format
     if weight_format is None:
-        return "floats"
+        return weight.float_type or "floats"
     bits = f"{weight_format.bits} bits in groups of {weight_format.group_size}"
     has_own = weight_format.has_mins or weight_format.order_digest or weight_format.is_fp8 or weight_format.table
     return f"{bits} ({weight_format})" if has_own else bits

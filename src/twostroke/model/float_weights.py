@@ -28,7 +28,7 @@ class FloatWeights:
         """
         self._checkpoint = checkpoint
         check_floats(checkpoint, checkpoint.types, "Quantized weights need quantization_config in config.json.")
-        self.weights: Mapping[str, StoredWeight] = {n: StoredWeight(shape) for n, shape in checkpoint.shapes.items()}
+        self.weights: Mapping[str, StoredWeight] = stored_floats(checkpoint, checkpoint.shapes)
 
     @property
     def path(self) -> Path:
@@ -37,6 +37,11 @@ class FloatWeights:
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor:
         del dtype
         return self._checkpoint.read(name, rows)
+
+
+def stored_floats(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredWeight]:
+    """Return the named tensors, with their types, as weights that are not quantized."""
+    return {name: StoredWeight(shape, float_type=checkpoint.types[name]) for name, shape in shapes.items()}
 
 
 def check_floats(checkpoint: Checkpoint, names: Mapping[str, object], remedy: str) -> None:

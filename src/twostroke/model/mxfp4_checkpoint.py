@@ -19,7 +19,7 @@ from torch import Tensor
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.model.checkpoint import Checkpoint
-from twostroke.model.float_weights import check_floats
+from twostroke.model.float_weights import check_floats, stored_floats
 from twostroke.model.stacked_experts import PARTS
 from twostroke.model.weight_source import ALL_ROWS, StoredStack, StoredWeight
 
@@ -31,6 +31,7 @@ _BIAS = 128
 """Bias of a scale's exponent: the kernels' table has doubled values, so scales are half of the stored ones."""
 _NO_NUMBER, _MOST = 255, 15
 """The exponent that means NaN, and the largest exponent of a power of two in float16."""
+_REMEDY = "Download the model again."
 
 
 class Mxfp4Weights:
@@ -53,9 +54,9 @@ class Mxfp4Weights:
         left = sorted(n for n in checkpoint.shapes if n.endswith(_SCALES) and n.removesuffix(_SCALES) not in stacks)
         if left:
             missing = left[0].removesuffix(_SCALES) + _BLOCKS
-            raise CorruptCheckpoint(f"{self.path}: {missing} is missing beside {left[0]} (mxfp4).")
+            raise CorruptCheckpoint(f"{self.path}: {missing} is missing beside {left[0]} (mxfp4). {_REMEDY}")
         check_floats(checkpoint, floats, "Only the matrices of experts are stored in 4 bits (mxfp4).")
-        found = {name: StoredWeight(shape) for name, shape in floats.items()}
+        found = stored_floats(checkpoint, floats)
         for stack in stacks:
             found |= self._unstacked(stack)
         self.weights: Mapping[str, StoredWeight] = found
@@ -94,18 +95,20 @@ class Mxfp4Weights:
             known = f"[experts, rows, inputs / {MXFP4.group_size}, {_OF_BLOCK}]"
             raise CorruptCheckpoint(
                 f"{self.path}: {blocks} has shape {list(shape)}; it must be {known} of gate_up_proj (an even number of "
-                "rows) or down_proj (mxfp4)."
+                f"rows) or down_proj (mxfp4). {_REMEDY}"
             )
         if scales not in self._checkpoint.shapes:
-            raise CorruptCheckpoint(f"{self.path}: {scales} is missing (mxfp4).")
+            raise CorruptCheckpoint(f"{self.path}: {scales} is missing (mxfp4). {_REMEDY}")
         if self._checkpoint.shapes[scales] != shape[:3]:
             raise CorruptCheckpoint(
                 f"{self.path}: {scales} has shape {list(self._checkpoint.shapes[scales])}; for {list(shape)} of "
-                f"{blocks} it must be {list(shape[:3])}."
+                f"{blocks} it must be {list(shape[:3])}. {_REMEDY}"
             )
         for name in (blocks, scales):
             if self._checkpoint.types[name] != "U8":
-                raise UnsupportedModel(f"{self.path}: {name} has type {self._checkpoint.types[name]}; known: U8.")
+                raise UnsupportedModel(
+                    f"{self.path}: {name} has type {self._checkpoint.types[name]}; known: U8. {_REMEDY}"
+                )
         found: dict[str, StoredWeight] = {}
         for expert in range(shape[0]):
             for place, part in enumerate(parts):

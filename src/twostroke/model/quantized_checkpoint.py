@@ -26,7 +26,7 @@ from twostroke.errors import CorruptCheckpoint, UnsupportedModel
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight, order_digest
 from twostroke.log import get_logger
 from twostroke.model.checkpoint import Checkpoint
-from twostroke.model.float_weights import FLOAT_TYPES, check_floats
+from twostroke.model.float_weights import FLOAT_TYPES, check_floats, stored_floats
 from twostroke.model.packed_layouts import LAYOUTS, PackedLayout
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
@@ -57,7 +57,7 @@ class QuantizedCheckpoint:
         check_floats(checkpoint, plain, f"It does not belong to a quantized matrix ({config.layout}).")
         self._check_exemptions(plain)
         self.weights: Mapping[str, StoredWeight] = {
-            **{name: StoredWeight(shape) for name, shape in plain.items()},
+            **stored_floats(checkpoint, plain),
             **{f"{module}.weight": self._stored(module) for module in self._parts_of},
         }
 
@@ -239,7 +239,7 @@ class Fp8Weights:
             raise CorruptCheckpoint(f"{self.path}: {left[0]} does not belong to a matrix of type {_FP8}.")
         floats = {name: shape for name, shape in found.items() if name not in self._scale_of}
         check_floats(checkpoint, floats, f"Beside floats, matrices of type {_FP8} are read.")
-        self.weights: Mapping[str, StoredWeight] = {name: StoredWeight(shape) for name, shape in found.items()}
+        self.weights: Mapping[str, StoredWeight] = stored_floats(checkpoint, found)
         log.info("%s: %d matrices of 8-bit floats, loaded in the model's dtype", self.path.name, len(self._scale_of))
 
     @property

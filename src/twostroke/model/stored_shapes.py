@@ -47,9 +47,11 @@ def check_shapes(source: WeightSource, config: ModelConfig) -> None:
         if found
     ]
     if problems:
-        others = "config.json" if source.path.is_dir() else "its metadata"
+        is_folder = source.path.is_dir()
+        others = "config.json" if is_folder else "its metadata"
+        remedy = "Download the model again, or correct config.json." if is_folder else "Convert the model again."
         raise CorruptCheckpoint(
-            f"{source.path}: the tensors do not fit {others} ({config.architecture}); {'; '.join(problems)}."
+            f"{source.path}: the tensors do not fit {others} ({config.architecture}); {'; '.join(problems)}. {remedy}"
         )
 
 

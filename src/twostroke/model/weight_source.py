@@ -40,6 +40,8 @@ class StoredWeight:
     """Name in its file, if it differs from the checkpoint's name; for messages."""
     stack: StoredStack | None = None
     """Tensor of the file that contains it; None: it is a tensor of its own."""
+    float_type: str | None = None
+    """Stored type of floats, as the file names it (F32, BF16 ...); None: the weight is quantized, or has no type."""
 
 
 class WeightSource(Protocol):

@@ -184,7 +184,7 @@ def test_an_expert_in_another_format(quantized: Path) -> None:
     edit_tensors(quantized, as_floats)
     error, message = refusal_of(quantized)
     assert error is UnsupportedModel
-    assert f"{name}.weight has floats, {MLP}.experts.0.down_proj.weight 4 bits in groups of 32" in message
+    assert f"{name}.weight has F32, {MLP}.experts.0.down_proj.weight 4 bits in groups of 32" in message
     with pytest.raises(UnsupportedModel, match="experts of one layer must have one format"):
         LLM(str(quantized))
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
-from twostroke.config.experts import MAX_EXPERTS
+from twostroke.config.experts import MAX_EXPERTS, ExpertTraits
 from twostroke.config.layer_spec import NormKind
 from twostroke.config.model import MAX_LAYERS, ModelConfig
 from twostroke.config.rope import rotary_share
@@ -22,6 +22,7 @@ from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 from twostroke.gguf.container import GGUFFile, StoredTensor
 from twostroke.gguf.metadata import Metadata
 from twostroke.model.gguf.architectures import GGUF_ARCHITECTURES, GGUFArchitecture, gguf_architecture
+from twostroke.model.gguf.own_keys import in_own_keys
 
 ROPE_FREQS = "rope_freqs.weight"
 """Divisors of each pair's rotary frequency: Llama 3's context extension, computed when the file was made."""
@@ -114,8 +115,10 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     given |= _experts(metadata, prefix, architecture)
     try:
         config = ModelConfig.from_hf(given)
-    except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"{file.path}, metadata converted to a config.json: {error}") from error
+    except (CorruptCheckpoint, UnsupportedModel) as error:
+        told = in_own_keys(str(error), prefix, ARCHITECTURE_TRAITS[given["architectures"][0]], architecture.numbers)
+        remedy = " Convert the model again." if isinstance(error, CorruptCheckpoint) else ""
+        raise type(error)(f"{file.path}: {told}{remedy}") from error
     if architecture.sections_rotate_halves and _has_sections(metadata, f"{prefix}.rope.dimension_sections"):
         config = config.with_ropes(lambda rope: replace(rope, is_interleaved=False))
     if architecture.rotation_key and not metadata.flag(f"{prefix}.{architecture.rotation_key}", default=True):
@@ -153,6 +156,7 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
             f"{metadata.file_name}: {prefix}.expert_gating_func={gating} is not implemented for {prefix!r}; known: "
             f"{', '.join(map(str, known))}."
         )
+    _refuse_unread(metadata, prefix, traits)
     num_dense = metadata.count(f"{prefix}.leading_dense_block_count", 0, least=0)
     return {
         "architectures": [name],
@@ -171,6 +175,22 @@ def _experts(metadata: Metadata, prefix: str, architecture: GGUFArchitecture) ->
         "moe_layer_start_index": num_dense,
         "moe_layer_interval": metadata.count(f"{prefix}.interleave_moe_layer_step", 1),
     }
+
+
+def _refuse_unread(metadata: Metadata, prefix: str, traits: ExpertTraits) -> None:
+    """Raise UnsupportedModel if a file sets groups, factors or raw scores, which its architecture does not have."""
+    usual: dict[str, tuple[float | bool, ...]] = {}
+    if not traits.reads_groups:
+        usual = {"expert_group_count": (0, 1), "expert_group_used_count": (0, 1), "expert_weights_scale": (0, 1)}
+    if not traits.reads_renormalization:
+        usual["expert_weights_norm"] = (True,)
+    for name, known in usual.items():
+        key = f"{prefix}.{name}"
+        if key in metadata and metadata.number_or_flag(key) not in known:
+            raise UnsupportedModel(
+                f"{metadata.file_name}: {key}={shown(metadata.number_or_flag(key))} is not implemented for "
+                f"{prefix!r}; known: {' and '.join(map(shown, known))}."
+            )
 
 
 _GATINGS = {"softmax": 1, "sigmoid": 2}

@@ -78,10 +78,17 @@ class GGUFWeights:
         problems = [f"{what}: {shorten(found)}" for what, found in (("missing", missing), ("unknown", extra)) if found]
         if problems:
             raise CorruptCheckpoint(
-                f"{file.path}: the tensors do not fit its metadata ({config.architecture}); {'; '.join(problems)}."
+                f"{file.path}: the tensors do not fit its metadata ({config.architecture}); {'; '.join(problems)}. "
+                "Convert the model again."
             )
         self.weights: Mapping[str, StoredWeight] = {
-            name: StoredWeight(tensor.shape, _format(tensor), stored_name=tensor.name, stack=_stack(file, tensor))
+            name: StoredWeight(
+                tensor.shape,
+                _format(tensor),
+                stored_name=tensor.name,
+                stack=_stack(file, tensor),
+                float_type=tensor.type.name if tensor.type.name in _FLOATS else None,
+            )
             for name, tensor in self._stored.items()
         }
         stored = [(tensor.type.name, self._factors[name] is not None) for name, tensor in self._stored.items()]
