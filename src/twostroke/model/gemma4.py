@@ -97,22 +97,13 @@ class Gemma4Layer(LlamaLayer):
         x[:, : self._hidden_size] = hidden * self._scalar
         return x
 
-    def attend(
-        self,
-        x: Tensor,
-        rotation: Rotation | None,
-        attention: AttentionMetadata,
-        kv: KVTensors,
-        query_scales: Tensor | None = None,
-    ) -> Tensor:
-        del query_scales  # Gemma has none
-        heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+    def prepare_heads(self, qkv: Tensor, rotation: Rotation | None) -> tuple[Tensor, Rotation | None]:
         if self._makes_kv:
             if not self._has_value_projection:
-                heads = torch.cat([heads, heads[:, self._num_heads :]], dim=1)
-            values = heads[:, self._num_heads + self._num_kv_heads :]
-            self._rms_norm_(values, _ones(values.shape[1], self._head_dim, x.dtype, x.device), self._eps)
-        return self._split.gather(self._attention(heads, rotation, attention, kv), self._width)
+                qkv = torch.cat([qkv, qkv[:, self._num_heads :]], dim=1)
+            values = qkv[:, self._num_heads + self._num_kv_heads :]
+            self._rms_norm_(values, _ones(values.shape[1], self._head_dim, qkv.dtype, qkv.device), self._eps)
+        return qkv, rotation
 
 
 @cache

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from twostroke.config.model import ModelConfig
-from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.elementwise import Rotation
 from twostroke.model.decoder import Placement
 from twostroke.model.sparse import Sparse, SparseLayer
@@ -26,21 +25,12 @@ class HunYuanLayer(SparseLayer):
         self._rotate_heads_ = placement.operators.rotate_heads_
         self._head_norm = self.head_norm(config, weights, placement.operators)
 
-    def attend(
-        self,
-        x: Tensor,
-        rotation: Rotation | None,
-        attention: AttentionMetadata,
-        kv: KVTensors,
-        query_scales: Tensor | None = None,
-    ) -> Tensor:
-        del query_scales  # Hunyuan has none
-        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+    def prepare_heads(self, qkv: Tensor, rotation: Rotation | None) -> tuple[Tensor, None]:
         qk = qkv[:, : self._num_heads + self._num_kv_heads]
         if rotation is not None:
             self._rotate_heads_(qk, *rotation)
         self._head_norm.apply_(qk)
-        return self._split.gather(self._attention(qkv, None, attention, kv), self._width)
+        return qkv, None
 
 
 class HunYuan(Sparse):

@@ -207,7 +207,13 @@ class LlamaLayer:
         query_scales: Tensor | None = None,
     ) -> Tensor:
         """Return self-attention of x [num_tokens, hidden_size], before the output projection."""
-        qkv = self._qkv(x).view(x.shape[0], self._num_heads + 2 * self._num_kv_heads, self._head_dim)
+        heads, rotation = self.prepare_heads(self._qkv(x).view(x.shape[0], -1, self._head_dim), rotation)
+        if query_scales is not None:
+            heads[:, : self._num_heads].mul_(query_scales)
+        return self._split.gather(self._attention(heads, rotation, attention, kv), self._width)
+
+    def prepare_heads(self, qkv: Tensor, rotation: Rotation | None) -> tuple[Tensor, Rotation | None]:
+        """Change projected heads [num_tokens, heads, head_dim] before attention; return also the rotation left to it."""
         if self._qk_norms:
             qk = qkv[:, : self._num_heads + self._num_kv_heads]
             parts = qk.split((self._num_heads, self._num_kv_heads), dim=1)
@@ -216,9 +222,7 @@ class LlamaLayer:
             else:
                 for part, norm in zip(parts, self._qk_norms, strict=True):
                     part.copy_(norm(part))
-        if query_scales is not None:
-            qkv[:, : self._num_heads].mul_(query_scales)
-        return self._split.gather(self._attention(qkv, rotation, attention, kv), self._width)
+        return qkv, rotation
 
     def _norm_rows_(self, qk: Tensor, parts: Sequence[Tensor]) -> None:
         """Normalize q and k over the heads of all ranks, in place; each rank keeps its own heads."""

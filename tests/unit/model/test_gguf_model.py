@@ -304,7 +304,7 @@ def test_biases_of_q_and_k_are_interleaved_like_their_rows(tmp_path: Path) -> No
         ({"llama.rope.dimension_count": 8}, UnsupportedModel, r"dimension_count=8 is not .* \(16\)"),
         ({"llama.attention.value_length": 32}, UnsupportedModel, "value_length=32 is not implemented"),
         ({"llama.rope.scaling.type": "longrope"}, UnsupportedModel, "'longrope' is not implemented; known: none"),
-        ({"llama.attention.head_count_kv": 3}, CorruptCheckpoint, r"x.gguf.* 4 is no .* of llama\S+head_count_kv 3\. Con"),
+        ({"llama.attention.head_count_kv": 3}, CorruptCheckpoint, r"x.gguf.* 4 is no .* of llama\S+_kv 3\. Convert"),
         ({"llama.block_count": 3}, CorruptCheckpoint, "missing: blk.2.attn_norm.weight"),
         ({"llama.block_count": 1}, CorruptCheckpoint, r"unknown: blk.1.*not fit|not fit.*unknown: blk.1"),
         ({"llama.feed_forward_length": 64}, CorruptCheckpoint, r"blk.0.ffn_gate.weight is \[128, 64\] instead of \[64"),

@@ -54,8 +54,8 @@ def native_router_rules(spec: ExpertsSpec) -> native.RouterRules:
     )
 
 
-class NativeGatedExperts:
-    """Gated products of experts in one format."""
+class _PackedExperts:
+    """Packed weights of experts in one format, and of one shape."""
 
     reads_counts = False
 
@@ -63,6 +63,10 @@ class NativeGatedExperts:
         """Bind the packed weights of all experts."""
         self.panels, self._n = panels, panels[0].shape[0]
         self.bound = native.PackedExperts([one.bound for one in panels])
+
+
+class NativeGatedExperts(_PackedExperts):
+    """Gated products of experts in one format."""
 
     def __call__(self, x: Tensor, routing: Routing) -> Tensor:
         assert x.dtype is self.panels[0].dtype, x.dtype
@@ -81,15 +85,8 @@ class NativeGatedExperts:
         return y
 
 
-class NativeExpertLinears:
+class NativeExpertLinears(_PackedExperts):
     """Down projections of experts in one format."""
-
-    reads_counts = False
-
-    def __init__(self, panels: Sequence[Panels]) -> None:
-        """Bind the packed weights of all experts."""
-        self.panels, self._n = panels, panels[0].shape[0]
-        self.bound = native.PackedExperts([one.bound for one in panels])
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
         assert inner.dtype is self.panels[0].dtype, inner.dtype
@@ -146,10 +143,8 @@ def pack_gated_experts(
 ) -> GatedExperts:
     """Return experts computed in one call where their formats agree, and one by one otherwise."""
     experts = [pack(*one, activation) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
-    panels = [one.panels for one in experts if isinstance(one, NativeGated)]
-    if len(panels) == len(experts) and have_same_format(panels):
-        return NativeGatedExperts(panels)
-    return one_by_one.SequentialGatedExperts(experts)
+    panels = _together(experts)
+    return one_by_one.SequentialGatedExperts(experts) if panels is None else NativeGatedExperts(panels)
 
 
 def pack_expert_linears(
@@ -157,7 +152,11 @@ def pack_expert_linears(
 ) -> ExpertLinears:
     """Return experts computed in one call where their formats agree, and one by one otherwise."""
     experts = [pack(*one) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
-    panels = [one.panels for one in experts if isinstance(one, NativeLinear)]
-    if len(panels) == len(experts) and have_same_format(panels):
-        return NativeExpertLinears(panels)
-    return one_by_one.SequentialExpertLinears(experts)
+    panels = _together(experts)
+    return one_by_one.SequentialExpertLinears(experts) if panels is None else NativeExpertLinears(panels)
+
+
+def _together(experts: Sequence[GatedLinear] | Sequence[Linear]) -> Sequence[Panels] | None:
+    """Return the panels of experts that one call can multiply; None if it cannot, since their formats differ."""
+    panels = [one.panels for one in experts if isinstance(one, NativeGated | NativeLinear)]
+    return panels if len(panels) == len(experts) and have_same_format(panels) else None
