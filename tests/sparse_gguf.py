@@ -65,8 +65,9 @@ def write_gguf(
     writer.add_value_length(16)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-6)
-    for key, usual in (("expert_count", 8), ("expert_used_count", 3), ("expert_feed_forward_length", 64)):
-        if (number := numbers.get(key, usual)) >= 0:
+    usual = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 64}
+    for key, number in {**usual, **numbers}.items():
+        if number >= 0:
             writer.add_uint32(f"qwen3moe.{key}", number)
     for name, weight in tensors.items():
         array = np.ascontiguousarray(weight.numpy().astype(np.float32))

@@ -213,7 +213,7 @@ class LlamaLayer:
         return self._split.gather(self._attention(heads, rotation, attention, kv), self._width)
 
     def prepare_heads(self, qkv: Tensor, rotation: Rotation | None) -> tuple[Tensor, Rotation | None]:
-        """Change projected heads [num_tokens, heads, head_dim] before attention; return also the rotation left to it."""
+        """Change projected heads [num_tokens, heads, head_dim] before attention, and return the rotation left to it."""
         if self._qk_norms:
             qk = qkv[:, : self._num_heads + self._num_kv_heads]
             parts = qk.split((self._num_heads, self._num_kv_heads), dim=1)

@@ -24,6 +24,8 @@ GLM = {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_expe
 
 MINIMAX = {"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16}
 ERNIE = {"architectures": ["Ernie4_5_MoeForCausalLM"]}
+DOTS = {"architectures": ["Dots1ForCausalLM"], "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+QWEN2 = {"architectures": ["Qwen2MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
 YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -133,6 +135,12 @@ def test_gpt_oss_has_windows_sinks_biases_and_a_gate_of_its_own() -> None:
         (ERNIE | {"moe_layer_end_index": -2}, "moe_layer_end_index must be an integer from 0"),
         (MINIMAX | {"rotary_dim": 32}, "rotary_dim must be an integer above 0"),
         (GLM | {"n_shared_experts": -1}, "n_shared_experts must be an integer from 0"),
+        (GLM | {"num_experts": 4}, "num_experts 4 contradicts n_routed_experts 8; both are names of the same value"),
+        (QWEN3 | {"mlp_only_layers": [4]}, r"mlp_only_layers must be numbers of layers, 0 to 3, found \[4\]"),
+        (QWEN3 | {"mlp_only_layers": [-1]}, "mlp_only_layers must be numbers of layers, 0 to 3"),
+        (GPT_OSS | {"experts_per_token": 4}, "experts_per_token 4 contradicts num_experts_per_tok 2"),
+        (ERNIE | {"moe_k": 6, "num_experts_per_tok": 4}, "num_experts_per_tok 4 contradicts moe_k 6"),
+        (MINIMAX | {"attn_type_list": [1] * 3}, "attn_type_list has 3 entries for 4 layers"),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(given: dict[str, Any], told: str) -> None:
@@ -148,6 +156,23 @@ def test_numbers_that_contradict_each_other_are_refused(given: dict[str, Any], t
         (ERNIE | {"use_bias": True}, "use_bias=true"),
         (MINIMAX | {"scoring_func": "softmax"}, "scoring_func='softmax'"),
         (MINIMAX | {"use_qk_norm": False}, "use_qk_norm=false"),
+        (MINIMAX | {"attn_type_list": [1, 1, 0, 1]}, "attn_type_list must be one value for all layers"),
+        (MINIMAX | {"attn_type_list": [0] * 4}, r"attn_type_list=\[0, 0, 0, 0\] is not implemented .* known: 1"),
+        (MINIMAX | {"use_routing_bias": False}, "use_routing_bias=false"),
+        (MINIMAX | {"qk_norm_type": "per_head"}, "qk_norm_type='per_head'"),
+        (MINIMAX | {"shared_intermediate_size": 64}, "shared_intermediate_size=64"),
+        (MINIMAX | {"sliding_window": 64}, "sliding_window=64 .* known: null"),
+        (GLM | {"scoring_func": "softmax"}, "scoring_func='softmax' is not .* known: 'sigmoid', 'noaux_tc'"),
+        (GLM | {"topk_method": "greedy"}, "topk_method='greedy'"),
+        (DOTS | {"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        (DOTS | {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+        (ERNIE | {"moe_norm_min": 0.5}, "moe_norm_min=0.5"),
+        (ERNIE | {"moe_use_aux_free": False}, "moe_use_aux_free=false"),
+        (
+            QWEN2 | {"layer_types": ["sliding_attention"] * 4},
+            r"layer_types \['sliding_attention'\] are not implemented",
+        ),
+        (QWEN3 | {"is_causal": False}, "is_causal=false"),
         (GPT_OSS | {"swiglu_limit": 10.0}, r"swiglu_limit=10.0 is not implemented for this architecture; known: 7.0"),
         (GPT_OSS | {"swiglu_alpha": 1.0}, r"swiglu_alpha=1.0 is not implemented for this architecture; known: 1.702"),
         (GPT_OSS | {"hidden_act": "gelu"}, "hidden_act='gelu' is not implemented; known: silu"),
@@ -157,6 +182,25 @@ def test_numbers_that_contradict_each_other_are_refused(given: dict[str, Any], t
 def test_what_is_not_implemented_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(UnsupportedModel, match=told):
         ModelConfig.from_hf(SMALL | given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        QWEN3 | {"num_local_experts": 8, "experts_per_token": 2},
+        {"architectures": ["Qwen3MoeForCausalLM"], "num_local_experts": 8, "experts_per_token": 2},
+        {"architectures": ["Qwen3MoeForCausalLM"], "n_routed_experts": 8, "moe_topk": 2, "num_experts": None},
+    ],
+)
+def test_other_names_of_numbers_of_experts(given: dict[str, Any]) -> None:
+    assert ModelConfig.from_hf(SMALL | given) == ModelConfig.from_hf(SMALL | QWEN3)
+
+
+def test_names_that_published_configs_add() -> None:
+    dots = {"scoring_func": "noaux_tc", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+    assert ModelConfig.from_hf(SMALL | DOTS | dots) == ModelConfig.from_hf(SMALL | DOTS)
+    minimax = {"attn_type_list": [1] * 4, "shared_intermediate_size": 0, "use_routing_bias": True}
+    assert ModelConfig.from_hf(SMALL | MINIMAX | minimax) == ModelConfig.from_hf(SMALL | MINIMAX)
 
 
 def test_a_config_of_hunyuan_as_published() -> None:
@@ -175,6 +219,17 @@ def test_a_config_of_hunyuan_as_published() -> None:
         ({"moe_topk": 9}, CorruptCheckpoint, "moe_topk 9 is more than num_experts 8"),
         ({"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, CorruptCheckpoint, "alpha above 0 and below 1e9"),
         ({"rope_scaling": {"type": "dynamic", "alpha": "x"}}, CorruptCheckpoint, "alpha above 0 and below 1e9"),
+        ({"moe_topk": [3, 3, 3]}, CorruptCheckpoint, "moe_topk has 3 entries for 4 layers"),
+        (
+            {"moe_intermediate_size": [64] * 4},
+            UnsupportedModel,
+            r"moe_intermediate_size=.* known: intermediate_size \(96",
+        ),
+        ({"moe_intermediate_size": 64}, UnsupportedModel, "moe_intermediate_size=64"),
+        ({"attention_head_dim": 32}, UnsupportedModel, r"attention_head_dim=32 .* known: head_dim \(16\)"),
+        ({"num_shared_expert": [2] * 4}, UnsupportedModel, "num_shared_expert=.* known: 1"),
+        ({"use_mixed_mlp_moe": False}, UnsupportedModel, "use_mixed_mlp_moe=false"),
+        ({"moe_layer_num_skipped": 1}, UnsupportedModel, "moe_layer_num_skipped=1"),
         ({"use_cla": True}, UnsupportedModel, "use_cla"),
         ({"use_qk_norm": False}, UnsupportedModel, "use_qk_norm"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from command_line import twostroke
 from model_folders import write_random_model
 from sparse_gguf import write_gguf
 from twostroke import LLM
@@ -141,6 +143,7 @@ def test_folders(case: str, tmp_path: Path) -> None:
     error, message = refusal_of(folder)
     assert error is CorruptCheckpoint
     assert said in message
+    assert re.search(r"(Download the model again|Remove one)", message), "no remedy"
 
 
 @pytest.mark.parametrize(
@@ -152,13 +155,71 @@ def test_folders(case: str, tmp_path: Path) -> None:
         ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than num_local_experts 4"),
         ("qwen2_moe", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ("qwen3_moe", {"layer_types": ["full_attention"] * 4}, "layer_types has 4 entries for 3 layers"),
+        ("glm4_moe", {"n_group": 3}, "n_routed_experts 8 is no multiple of n_group 3"),
+        ("glm4_moe", {"topk_group": 5}, "topk_group 5 is more than n_group 4"),
+        ("glm4_moe", {"first_k_dense_replace": 4}, "first_k_dense_replace must be an integer from 0 to 3, found 4"),
+        ("gpt_oss", {"experts_per_token": 3}, "experts_per_token 3 contradicts num_experts_per_tok 2"),
+        ("qwen3_moe", {"num_experts": 4}, "num_local_experts 8 contradicts num_experts 4"),
+        ("qwen3_moe", {"mlp_only_layers": [1, 3]}, r"mlp_only_layers must be .*, 0 to 2, found \[1, 3\]"),
+        ("hunyuan_v1_moe", {"moe_topk": [3, 3, 3]}, "moe_topk has 3 entries for 2 layers"),
+        ("minimax_m2", {"attn_type_list": [1]}, "attn_type_list has 1 entries for 2 layers"),
+        ("gpt2", {"num_attention_heads": 8}, "num_attention_heads 8 contradicts n_head 4"),
     ],
 )
-def test_configs_that_contradict_the_tensors(family: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_configs_that_contradict_themselves_or_the_tensors(
+    family: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     folder = write_random_model(tmp_path, family)
     edit_config(folder, **changes)
-    with pytest.raises(CorruptCheckpoint, match=said):
+    with pytest.raises(CorruptCheckpoint, match=f"{folder}: .*{said}.*([Cc]orrect config.json|Download the model)"):
         LLM(str(folder))
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["serve"], ["plan"]], ids=" ".join)
+@pytest.mark.parametrize("stored", ["folder", "file"])
+def test_commands_end_with_one_line(command: list[str], stored: str, tmp_path: Path) -> None:
+    if stored == "folder":
+        path = write_random_model(tmp_path, "glm4_moe")
+        edit_config(path, n_group=3)
+        said = "n_routed_experts 8 is no multiple of n_group 3. Correct config.json, or download the model again."
+    else:
+        path = write_gguf(tmp_path / "model.gguf", numbers={"expert_used_count": 9})
+        said = "qwen3moe.expert_used_count 9 is more than qwen3moe.expert_count 8. Convert the model again."
+    model = [str(path)] if command == ["plan"] else ["--model", str(path)]
+    done = twostroke(*command, *model)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("twostroke: ")
+    assert line.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            f"{MLP}.experts.5.down_proj",
+            f"{MLP}.experts.5.down_proj.weight has F16, {MLP}.experts.0.down_proj.weight F32",
+        ),
+        (f"{MLP}.experts.0.up_proj", f"{MLP}.experts.1.up_proj.weight has F32, {MLP}.experts.0.up_proj.weight F16"),
+    ],
+)
+def test_an_expert_in_another_type_of_floats(name: str, said: str, tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, "qwen3_moe")
+    edit_tensors(folder, lambda tensors: tensors.update({f"{name}.weight": tensors[f"{name}.weight"].half()}))
+    error, message = refusal_of(folder)
+    assert error is UnsupportedModel
+    assert said in message
+    assert message.endswith("Store or quantize them alike.")
+
+
+def test_a_projection_of_all_experts_may_have_another_type_of_floats(tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, "qwen3_moe")
+
+    def halve(tensors: Tensors) -> None:
+        tensors |= {name: one.half() for name, one in tensors.items() if ".experts." in name and "down" in name}
+
+    edit_tensors(folder, halve)
+    check(folder)
 
 
 @pytest.fixture
@@ -252,7 +313,11 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
     "none chosen": (lambda _: None, {"expert_used_count": 0}, "qwen3moe.expert_used_count"),
     "nobody says how many are chosen": (lambda _: None, {"expert_used_count": -1}, "qwen3moe.expert_used_count"),
     "experts of no rows": (lambda _: None, {"expert_feed_forward_length": 0}, "qwen3moe.expert_feed_forward_length"),
-    "too many chosen": (lambda _: None, {"expert_used_count": 9}, "9 is more than"),
+    "too many chosen": (
+        lambda _: None,
+        {"expert_used_count": 9},
+        "model.gguf: qwen3moe.expert_used_count 9 is more than qwen3moe.expert_count 8. Convert the model again.",
+    ),
 }
 
 
@@ -262,3 +327,12 @@ def test_gguf_files(case: str, tmp_path: Path) -> None:
     error, message = refusal_of(write_gguf(tmp_path / "model.gguf", change, numbers=numbers))
     assert error is CorruptCheckpoint
     assert said in message
+    assert "config.json" not in message
+
+
+@pytest.mark.parametrize("key", ["expert_group_count", "expert_group_used_count", "expert_weights_scale"])
+def test_keys_of_gguf_files_that_the_architecture_does_not_read(key: str, tmp_path: Path) -> None:
+    check(write_gguf(tmp_path / "usual.gguf", numbers={key: 1}))
+    error, message = refusal_of(write_gguf(tmp_path / "model.gguf", numbers={key: 2}))
+    assert error is UnsupportedModel
+    assert f"qwen3moe.{key}=2 is not implemented for 'qwen3moe'; known: 0 and 1" in message
