@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,13 +96,16 @@ class ExpertTraits:
         Raises:
             CorruptCheckpoint: a number is absent, or contradicts another.
         """
-        key = self.num_experts_key
+        key, chosen_key = (
+            _written(given, self.num_experts_key, _NUM_EXPERTS),
+            _written(given, self.chosen_key, _NUM_CHOSEN),
+        )
         num_experts = count(given, key, most=MAX_EXPERTS)  # checked before lists of this length are made
         size = count(given, self.size_key)
         num_groups = count(given, "n_group", 1) if self.reads_groups else 1
         spec = ExpertsSpec(
             num_experts=num_experts,
-            num_chosen=count(given, self.chosen_key),
+            num_chosen=count(given, chosen_key),
             intermediate_size=size,
             scores=self.scores,
             is_renormalized=switch(given, "norm_topk_prob") if self.reads_renormalization else True,
@@ -116,7 +119,7 @@ class ExpertTraits:
             has_expert_scales=self.has_expert_scales,
             has_biases=self.has_biases,
         )
-        _check(spec, key, self.chosen_key)
+        _check(spec, key, chosen_key)
         return spec
 
     def sparse_layers(self, given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
@@ -161,6 +164,11 @@ def expert_counts(config: Mapping[str, Any], num_experts_key: str, chosen_key: s
         chosen_key: one_value(config, chosen_key, _NUM_CHOSEN),
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _written(given: Mapping[str, Any], own: str, names: Collection[str]) -> str:
+    """Return the name under which a config has a number; `own` if it has no other name, which no default sets."""
+    return next((name for name in names if name != own and given.get(name) is not None), own)
 
 
 def _between(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:

@@ -63,7 +63,7 @@ ROPES: tuple[Mapping[str, Any], ...] = (
     {"rope_type": "linear", "factor": 4.0},
     {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
-    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "truncate": False, "mscale": 0.3},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "mscale": 0.3, "beta_slow": 2.0},
     {
         "rope_type": "llama3",
         "factor": 4.0,
@@ -144,8 +144,8 @@ WITHOUT_EFFECT = (
     "pad_token_id bos_token_id eos_token_id eod_token_id sep_token_id image_token_id summary_type summary_use_proj "
     "summary_activation summary_proj_to_labels summary_first_dropout num_mtp_layers num_nextn_predict_layers "
     # keys of every config of transformers, about other kinds of models
-    "architectures model_type dtype transformers_version chunk_size_feed_forward id2label is_encoder_decoder label2id "
-    "output_attentions output_hidden_states problem_type return_dict"
+    "architectures model_type dtype transformers_version chunk_size_feed_forward id2label label2id is_decoder "
+    "is_encoder_decoder output_attentions output_hidden_states problem_type return_dict"
 )
 
 
@@ -236,9 +236,12 @@ FOLLOWS = {
     "n_embd": ("hidden_size",),
     "rope_parameters": ("rope type",),
     "rope_scaling": ("rope type",),
-    "num_hidden_layers": ("layer_types", "no_rope_layers"),
+    "num_hidden_layers": ("layer_types", "no_rope_layers", "mlp_only_layers"),
+    "layer_types": ("num_kv_shared_layers",),
+    "use_sliding_window": ("sliding_window",),
+    "enable_moe_block": ("num_experts",),
     "hidden_size_per_layer_input": ("vocab_size_per_layer_input",),
-    **dict.fromkeys(NUMBERS_OF_EXPERTS.split(), ("experts; config.json says",)),
+    **dict.fromkeys(NUMBERS_OF_EXPERTS.split(), ("experts; config.json says", "n_group")),
 }
 """Other words for a key."""
 
