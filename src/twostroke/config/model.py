@@ -307,8 +307,10 @@ def _refuse_others(given: Mapping[str, Any], traits: ArchitectureTraits, num_lay
     for key, known in traits.only.items():
         values: tuple[object, ...] = known if isinstance(known, tuple) else (known,)
         if by_layer(given, key, num_layers) not in (None, *values):
-            told = f"{key}={shown(given[key])} is not implemented for this architecture; known: "
-            raise UnsupportedModel(told + f"{', '.join(map(shown, values))}.")
+            raise UnsupportedModel(
+                f"{key}={shown(given[key])} is not implemented for this architecture; known: "
+                f"{', '.join(map(shown, values))}. If the model was trained with a known value, correct config.json."
+            )
 
 
 def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
