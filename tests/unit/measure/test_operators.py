@@ -19,6 +19,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.kernels import native, reference
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.interface import Operators
+from twostroke.kernels.native.extension import native as extension
 from twostroke.measure import limits
 from twostroke.measure.limits import MachineRates, measure_limits
 from twostroke.measure.operators import run as operators_run
@@ -194,9 +195,9 @@ def test_types_of_files_are_right_at_the_best_level_and_their_bytes_are_those_of
     )
     (subject,) = [subject for subject in linear_subjects(cast(Any, config), quick=False) if subject.kind == kind]
     form = REPACKED[kind].format
-    packed = native.extension.native.WeightFormat(
+    packed = extension.WeightFormat(
         form.bits, form.group_size, form.has_mins, form.has_super_blocks, {None: 0, "iq4": 1, "fp4": 2}[form.table]
     )
-    assert subject.constant_bytes == native.extension.native.packed_quantized_bytes(64, 256, True, packed)
+    assert subject.constant_bytes == extension.packed_quantized_bytes(64, 256, True, packed)
     for one in measure(subject, native.levels()[-1], SOME_LIMITS, 1, 0):
         assert one.is_right, one
