@@ -12,6 +12,7 @@
 #include "operators.hpp"
 #include "shared_gather.hpp"
 #include "stored_rows.hpp"
+#include "stream.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
@@ -58,6 +59,7 @@ NB_MODULE(_native, m) {
       },
       release);
   m.def("checksum", &checksum, release);
+  m.def("read_stream", &read_stream, release);
   m.def("unpack_quantized_rows", &unpack_quantized_rows, release);
   m.def("kernels", &kernels_of, nb::rv_policy::reference);
   nb::class_<SharedGather>(m, "SharedGather")

@@ -27,6 +27,7 @@ from twostroke.cli.main import has_early_engine
 from twostroke.cli.main import main as run_command
 from twostroke.cluster import child as early_child
 from twostroke.cluster import fork_server, process
+from twostroke.kernels.dispatch import operators_for
 from twostroke.parent_death import signal_at_parent_death
 from twostroke.runner.machine_limits import measure_machine_limits
 
@@ -175,7 +176,8 @@ def main() -> None:
     del sys.path[0]  # the tests' folder, where no command of ours looks for modules
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for dtype in (torch.bfloat16, torch.float32):  # every engine measures them, once per process
-        measure_machine_limits(dtype, torch.device("cpu"), 1)
+        read = operators_for(torch.device("cpu"), dtype).read_stream
+        measure_machine_limits(dtype, torch.device("cpu"), 1, read=read)
     gc.freeze()  # what a child does not look through at its end need not be copied for it
     program = fork_on_demand(socket.socket(fileno=int(sys.argv[1])))
     if program is not None:

@@ -191,13 +191,12 @@ def memory_here(prepared: Prepared, asked: int | None) -> tuple[int, int]:
 
 
 def _measured(prepared: Prepared) -> MachineLimits:
-    """Measure this machine.
-
-    A floor takes the better rate: on a processor without bfloat16 instructions torch is slow, but our kernels compute
-    in float32.
-    """
-    num_threads = prepared.num_threads * prepared.settings.load.num_local_ranks
-    found = measure_machine_limits(prepared.attention_dtype, prepared.device, num_threads, prepared.int8_operators)
-    if prepared.attention_dtype != torch.float32:
-        found = found.best_of(measure_machine_limits(torch.float32, prepared.device, num_threads))
-    return found
+    """Measure this machine, as an engine with this model does."""
+    return measure_machine_limits(
+        prepared.attention_dtype,
+        prepared.device,
+        prepared.num_threads * prepared.settings.load.num_local_ranks,
+        int8=prepared.int8_operators,
+        read=prepared.read_stream,
+        step_bytes=prepared.step_bytes,
+    )

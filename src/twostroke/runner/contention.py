@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 MIN_OWN_SHARE = 0.85
 """Least share of its threads' processor time that a measurement gets on an idle machine."""
-MAX_OTHER_SHARE = 0.1
-"""Share of all processors that other processes may keep busy; an idle machine stays below it."""
+MAX_OTHER_SHARE, MAX_OTHERS = 0.1, 0.5
+"""Share of all processors, and number of processors, that other processes may keep busy; an idle machine stays below
+them. One process on a core of its own can take half of the memory's bandwidth, of however many cores."""
 MOST_WAIT_S = 10.0
 """Seconds to wait for other measurements, each of which takes less than a second."""
 _LOOK_EVERY_S = 0.02
@@ -34,14 +35,14 @@ class ContentionReading(NamedTuple):
 
 
 class Contention(Protocol):
-    """Protocol for detecting other work during a period."""
+    """Protocol for detecting other work between two moments."""
 
-    def begin(self) -> None:
-        """Begin the period."""
+    def read(self) -> ContentionReading:
+        """Read the clocks."""
         ...
 
-    def is_contended(self) -> bool:
-        """Return whether other processes were at work since `begin`."""
+    def was_contended(self, before: ContentionReading, after: ContentionReading) -> bool:
+        """Return whether other processes were at work between two readings."""
         ...
 
 
@@ -62,21 +63,18 @@ class Meter:
         num_processors: int | None = None,
         num_usable: int | None = None,
     ) -> None:
-        self._read = read or _read
-        self._num_processors = num_processors or os.cpu_count() or 1
+        self.read = read or _read
+        """Function that reads the clocks."""
+        self._most_others = min(MAX_OTHER_SHARE * (num_processors or os.cpu_count() or 1), MAX_OTHERS)
         self._num_threads = min(num_threads, num_usable or _num_usable())
-        self._before = ContentionReading(0.0, 0.0, None)
 
-    def begin(self) -> None:
-        self._before = self._read()
-
-    def is_contended(self) -> bool:
-        """Return whether other processes were at work since `begin`.
+    def was_contended(self, before: ContentionReading, after: ContentionReading) -> bool:
+        """Return whether other processes were at work between two readings.
 
         That is so if this process did not get its processors. It is also so if others kept more than a tenth of all
-        processors busy, because they share memory bandwidth and clock rate even where this process got its own.
+        processors busy, or half of one, because they share memory bandwidth and clock rate even where this process got
+        its own.
         """
-        before, after = self._before, self._read()
         wall_s, own_s = after.wall_s - before.wall_s, after.own_s - before.own_s
         if wall_s <= 0.0:
             return False
@@ -84,7 +82,7 @@ class Meter:
             return True
         if before.busy_s is None or after.busy_s is None:
             return False
-        return after.busy_s - before.busy_s - own_s > MAX_OTHER_SHARE * wall_s * self._num_processors
+        return after.busy_s - before.busy_s - own_s > wall_s * self._most_others
 
 
 @contextlib.contextmanager

@@ -218,7 +218,12 @@ def _costs(prepared: Prepared, machine: MachineLimits | None, step_times: StepTi
     if machine is None:
         num_threads = prepared.num_threads * settings.load.num_local_ranks
         machine = measure_machine_limits(
-            prepared.attention_dtype, prepared.device, num_threads, prepared.int8_operators
+            prepared.attention_dtype,
+            prepared.device,
+            num_threads,
+            int8=prepared.int8_operators,
+            read=prepared.read_stream,
+            step_bytes=prepared.step_bytes,
         )
     pace = latency_model(settings, prepared.path, shape, machine, step_times)
     return Costs(shape=shape, machine=machine, pace=pace)

@@ -17,7 +17,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.grammar.backend import GrammarBackend
-from twostroke.kernels.interface import Operators
+from twostroke.kernels.interface import Operators, ReadStream
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.row_split import ALONE, RankSplit
 from twostroke.model.decoder import DecoderModel
@@ -202,6 +202,16 @@ class Prepared:
         if not is_quantized or not multiplies_codes or load.activation_quantization == "none":
             return None
         return self.operators
+
+    @property
+    def read_stream(self) -> ReadStream | None:
+        """The backend's own reading of memory; None on several ranks, each of which has threads of its own."""
+        return self.operators.read_stream if self.num_ranks == 1 else None
+
+    @property
+    def step_bytes(self) -> float:
+        """Bytes of weights that the smallest step reads."""
+        return self.shape.layer_bytes_read(1) + self.shape.head_bytes
 
     @property
     def rank_weight_bytes(self) -> int:

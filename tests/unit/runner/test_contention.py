@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from twostroke.cost.step_cost import MachineLimits
 from twostroke.runner.contention import ContentionReading, Meter, one_at_a_time
-from twostroke.runner.machine_limits import best_of_series
+from twostroke.runner.machine_limits import MachineSeries, best_of_series
 
 
 def meter_of(*readings: ContentionReading, num_threads: int = 2) -> Meter:
@@ -36,59 +34,104 @@ def after(own_s: float, busy_s: float | None, wall_s: float = 1.0) -> Contention
 )
 def test_others_show_in_processor_times(end: ContentionReading, is_contended: bool) -> None:
     meter = meter_of(ContentionReading(100.0, 50.0, 500.0), end)
-    meter.begin()
-    assert meter.is_contended() is is_contended
+    assert meter.was_contended(meter.read(), meter.read()) is is_contended
 
 
 def test_more_threads_than_processors_are_no_contention() -> None:
     meter = meter_of(ContentionReading(100.0, 50.0, 500.0), after(2.0, 2.0), num_threads=64)
-    meter.begin()
-    assert not meter.is_contended()
+    assert not meter.was_contended(meter.read(), meter.read())
 
 
-class Contended:
-    """Meter that knows which series were contended."""
-
-    def __init__(self, *series: bool) -> None:
-        self.series = iter(series)
-
-    def begin(self) -> None:
-        pass
-
-    def is_contended(self) -> bool:
-        return next(self.series)
+def test_one_busy_core_is_contention_on_a_large_machine() -> None:
+    """It can take half of the memory's bandwidth."""
+    begin = ContentionReading(100.0, 50.0, 500.0)
+    for others_s, is_contended in ((0.4, False), (0.9, True)):
+        meter = Meter(2, num_processors=64, num_usable=64)
+        assert meter.was_contended(begin, after(2.0, 2.0 + others_s)) is is_contended
 
 
-def measured(*series: MachineLimits) -> Callable[[], MachineLimits]:
-    given = iter(series)
-    return lambda: next(given)
+class Series:
+    """Series of measurements on a clock of their own, with the moments at which others were at work.
+
+    Args:
+        series: rates in order; the last one is repeated.
+        seconds_each: seconds that each takes.
+        others: periods in which other processes were at work, in seconds from the start.
+    """
+
+    def __init__(
+        self, *series: MachineSeries, seconds_each: float = 0.1, others: tuple[tuple[float, float], ...] = ()
+    ) -> None:
+        self.series, self.seconds_each, self.others, self.num_measured = series, seconds_each, others, 0
+
+    def measure(self) -> MachineSeries:
+        self.num_measured += 1
+        return self.series[min(self.num_measured, len(self.series)) - 1]
+
+    def read(self) -> ContentionReading:
+        return ContentionReading(self.num_measured * self.seconds_each, 0.0, None)
+
+    def was_contended(self, before: ContentionReading, after: ContentionReading) -> bool:
+        return any(begin < after.wall_s and end > before.wall_s for begin, end in self.others)
+
+    def best(self) -> tuple[MachineSeries, bool]:
+        return best_of_series(self.measure, self)
 
 
-def seconds(*values: float) -> Callable[[], float]:
-    given: Iterator[float] = iter(values)
-    return lambda: next(given)
+FULL, SLOW_READS, SLOW_PRODUCTS = MachineSeries(4e9, (2e9,)), MachineSeries(4e9, (1e9,)), MachineSeries(1e9, (2e9,))
 
 
-SLOW, FAST = MachineLimits(1e9, 2e9), MachineLimits(4e9, 1e9)
+def test_three_series_that_agree_count_as_quiet() -> None:
+    measured = Series(FULL)
+    assert measured.best() == (FULL, False)
+    assert measured.num_measured == 3
 
 
-def test_one_series_does_where_nobody_else_is_at_work() -> None:
-    assert best_of_series(measured(SLOW), Contended(False), seconds(0.0)) == SLOW
+def test_short_series_are_repeated_for_a_while() -> None:
+    """Others that pause for a moment come back within it."""
+    measured = Series(FULL, seconds_each=0.02)
+    assert measured.best() == (FULL, False)
+    assert measured.num_measured == 10
 
 
-def test_the_best_of_several_counts_while_others_are_at_work() -> None:
-    found = best_of_series(measured(SLOW, FAST), Contended(True, False), seconds(0.0, 0.1))
-    assert found == MachineLimits(4e9, 2e9, is_estimate=False)
+@pytest.mark.parametrize("slow", [SLOW_READS, SLOW_PRODUCTS])
+def test_one_slow_series_does_not_count(slow: MachineSeries) -> None:
+    assert Series(slow, FULL).best() == (FULL, False)
+
+
+@pytest.mark.parametrize("slow", [SLOW_READS, SLOW_PRODUCTS])
+def test_rates_that_do_not_agree_are_measured_again(slow: MachineSeries) -> None:
+    """Others who keep memory busy on processors of their own show in the rates alone."""
+    measured = Series(slow, FULL, slow, FULL, FULL)
+    assert measured.best() == (FULL, False)
+    assert measured.num_measured == 4, "two of the last three reach the best"
+
+
+@pytest.mark.parametrize("slow", [SLOW_READS, SLOW_PRODUCTS])
+def test_the_best_is_an_estimate_where_most_stay_below_it(slow: MachineSeries) -> None:
+    measured = Series(slow, slow, FULL, slow, seconds_each=0.125)
+    assert measured.best() == (FULL, True)
+    assert measured.num_measured == 6, "after 0.7 seconds"
+
+
+def test_series_after_others_have_paused_count() -> None:
+    measured = Series(SLOW_READS, SLOW_READS, FULL, others=((0.0, 0.2),))
+    assert measured.best() == (FULL, False)
+    assert measured.num_measured == 5
 
 
 def test_it_is_called_an_estimate_where_others_never_paused() -> None:
-    found = best_of_series(measured(SLOW, FAST, SLOW), Contended(True, True, True), seconds(0.0, 0.1, 0.2, 0.3))
-    assert found == MachineLimits(4e9, 2e9, is_estimate=True)
+    assert Series(SLOW_READS, SLOW_PRODUCTS, FULL, others=((0.0, 9.0),)).best() == (FULL, True)
 
 
 def test_a_start_does_not_wait_for_others_for_long() -> None:
-    found = best_of_series(measured(SLOW), Contended(True), seconds(0.0, 2.0))
-    assert found == MachineLimits(1e9, 2e9, is_estimate=True)
+    measured = Series(SLOW_READS, seconds_each=0.8, others=((0.0, 9.0),))
+    assert measured.best() == (SLOW_READS, True)
+    assert measured.num_measured == 1
+
+
+def test_a_slow_machine_without_others_gets_its_three_series() -> None:
+    assert Series(FULL, seconds_each=0.8).best() == (FULL, False)
 
 
 def test_workers_do_not_measure_at_the_same_time(tmp_path: Path) -> None:

@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
 import torch
 
 from twostroke.config.engine import EngineConfig
+from twostroke.cost.step_cost import MachineLimits
 from twostroke.kernels import native, reference
 from twostroke.kernels.dispatch import operators_for
 from twostroke.runner import machine_limits
 from twostroke.startup.preparation import prepare
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-RATES = {torch.bfloat16: 6e8, torch.float16: 9e11, torch.float32: 8e10}
+CPU = torch.device("cpu")
+READ = operators_for(CPU, torch.bfloat16).read_stream
+
+
+def test_a_type_that_is_slow_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without bfloat16: a large product would take seconds, and float32, which kernels widen to, counts."""
+    timed: list[tuple[str, float]] = []
+    probe = machine_limits.MachineProbe(torch.bfloat16, CPU)
+    kinds = {product.work: product for product in probe._products}
+
+    def best_of(work: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+        product = kinds.get(cast(Any, work))
+        if product is None:
+            return 1e-3
+        timed.append((product.kind, product.operations))
+        return product.operations / (1e11 if product.kind == "torch.float32" else 1e9)
+
+    monkeypatch.setattr(machine_limits, "_best_of", best_of)
+    assert [probe.measure().flops_per_s for _ in range(3)] == [1e11] * 3
+    assert [kind for kind, _ in timed] == ["torch.float32", "torch.bfloat16", *["torch.float32"] * 2]
+    assert timed[1][1] == 2 * 256**3, "the small product"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device", "best", "measured"),
+    ("dtype", "kinds"),
     [
-        # a processor without bfloat16: at its full size that product would take seconds
-        (torch.bfloat16, CPU, 8e10, [(torch.bfloat16, 256), (torch.float32, 1024)]),
-        (torch.float16, CPU, 9e11, [(torch.float16, 256), (torch.float16, 1024), (torch.float32, 1024)]),
-        (torch.float32, CPU, 8e10, [(torch.float32, 256), (torch.float32, 1024)]),
-        (torch.float16, CUDA, 9e11, [(torch.float16, 4096)]),
+        (torch.bfloat16, ["torch.float32 1024", "torch.bfloat16 256", "torch.bfloat16 1024", "int8 1024"]),
+        (torch.float32, ["torch.float32 1024", "torch.float32 256", "int8 1024"]),
     ],
 )
-def test_the_best_of_a_type_and_what_kernels_widen_it_to(
-    dtype: torch.dtype,
-    device: torch.device,
-    best: float,
-    measured: list[tuple[torch.dtype, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[torch.dtype, int]] = []
-
-    def rate(dtype: torch.dtype, device: torch.device, side: int) -> float:
-        asked.append((dtype, side))
-        return RATES[dtype] / (1 if side >= 1024 else 2)
-
-    monkeypatch.setattr(machine_limits, "_matrix_rate", rate)
-    assert machine_limits.best_matrix_rate(dtype, device) == best
-    assert asked == measured
+def test_what_is_multiplied(dtype: torch.dtype, kinds: list[str]) -> None:
+    """The model's own type, what kernels widen it to, and the backend's products of 8 bits."""
+    products = machine_limits.products_of(dtype, CPU, reference.operators())
+    assert [f"{one.kind} {round((one.operations / 2) ** (1 / 3))}" for one in products] == kinds
+    assert len(machine_limits.products_of(dtype, CPU, None)) == len(kinds) - 1
 
 
 def test_it_is_measured_on_as_many_threads_as_are_said_and_leaves_their_number_alone() -> None:
@@ -51,17 +60,38 @@ def test_it_is_measured_on_as_many_threads_as_are_said_and_leaves_their_number_a
     assert torch.get_num_threads() == before
 
 
-def test_products_of_eight_bits_are_the_limit_of_quantized_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels' own products count, and a faster product of floats does, too."""
-    monkeypatch.setattr(machine_limits, "_measured", {})
-    monkeypatch.setattr(machine_limits, "_STREAM_BYTES", 1 << 20)
-    monkeypatch.setattr(machine_limits, "best_matrix_rate", lambda *_: 2e9)
-    for rate, best in ((5e9, 5e9), (1e9, 2e9)):
-        monkeypatch.setattr(machine_limits, "_measured", {})
-        monkeypatch.setattr(machine_limits, "int8_rate", lambda *_, rate=rate: rate)
-        operators = reference.operators()
-        assert machine_limits.measure_machine_limits(torch.bfloat16, CPU, 1, operators).flops_per_s == best
-        assert machine_limits.measure_machine_limits(torch.bfloat16, CPU, 1).flops_per_s == 2e9
+def test_the_backends_own_reading_counts_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that the kernels pass is none."""
+    seconds = {"torch": 0.2}
+    probe = machine_limits.MachineProbe(torch.float32, CPU, read=lambda piece: None)
+
+    def best_of(work: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+        return seconds.get("torch" if hasattr(work, "__self__") else "native", 1.0)
+
+    monkeypatch.setattr(machine_limits, "_best_of", best_of)
+    for native_s, least_s in ((0.1, 0.1), (0.4, 0.2)):
+        seconds["native"] = native_s
+        assert probe.measure().bytes_per_s == pytest.approx([(1 << size) / least_s for size in (27, 25, 23, 21)])
+
+
+@pytest.mark.skipif(READ is None, reason="the native kernels were not built")
+def test_the_native_reading_reads_every_byte() -> None:
+    assert READ is not None
+    words = torch.arange(3 * 65536 // 8 + 8, dtype=torch.int64)
+    assert READ(words) == int(words.sum())
+
+
+@pytest.mark.parametrize(
+    ("step_bytes", "rate"),
+    [(None, 1.0), (1e12, 1.0), (1 << 27, 1.0), ((1 << 27) - 1, 2.0), (1 << 24, 3.0), (1 << 22, 4.0), (1000, 4.0)],
+)
+def test_a_model_that_fits_into_a_cache_is_read_from_there(
+    step_bytes: float | None, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    series = machine_limits.MachineSeries(5.0, (1.0, 2.0, 3.0, 4.0))
+    monkeypatch.setattr(machine_limits, "_measured", {(torch.float32, CPU, 1, None, False): (series, False)})
+    limits = machine_limits.measure_machine_limits(torch.float32, CPU, 1, step_bytes=step_bytes)
+    assert limits == MachineLimits(5.0, rate)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         attention=partial(attention.attention_operator, kernels),
         pin_threads=extension.pin_threads if sys.platform == "linux" else None,
         whole_layer=partial(layer.whole_layer, kernels),
+        read_stream=extension.read_stream,
         argmax=partial(sampling.argmax, kernels),
         gumbel_argmax=partial(sampling.gumbel_argmax, kernels),
         filtered_argmax=partial(sampling.filtered_argmax, kernels),

@@ -43,6 +43,11 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def read_stream(piece: Tensor) -> int:
+    """Read contiguous memory, a multiple of 64 bytes, on all threads (csrc/stream.hpp)."""
+    return native.read_stream(piece.data_ptr(), piece.nbytes)
+
+
 # ------------------------------------------------------------------ norm and rotation (csrc/kernels/elementwise.hpp)
 
 
