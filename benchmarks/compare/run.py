@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,8 @@ class Contest:
     vocab_size: int
     threads: int
     clock: Callable[[], float] = time.monotonic
+    before_round: Callable[[], None] = lambda: None
+    """Called while all engines are stopped."""
     contestants: list[PeerResult] = field(default_factory=list[PeerResult])
     _num_prompts_drawn: int = 0
 
@@ -218,6 +221,7 @@ class Contest:
             leave=False,
         ) as bar:
             for round_number in range(self.options.rounds):
+                self.before_round()
                 for work in works:
                     begin_s = self.clock()
                     if round_number and begin_s + lasted_s[work] > deadline_s:
@@ -292,10 +296,11 @@ def run_compare(options: CompareOptions) -> BenchResult:
         limit = f"the longest request, {options.max_request_tokens} tokens, exceeds its context ({config.max_context})"
         raise InvalidParameter("model", options.model, limit, "Make --prefill-length and --prompt-length shorter.")
     threads = options.threads or Hardware.of_this_machine().cores
-    before = _limits(threads)
+    # before and after each round, because the bandwidth that a host gives its guests changes within minutes
+    limits = [_limits(threads)]
     with ExitStack() as stack:
         gguf_folder = options.gguf_folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        contest = Contest(options, config.vocab_size, threads)
+        contest = Contest(options, config.vocab_size, threads, before_round=lambda: limits.append(_limits(threads)))
         stack.callback(contest.close)
         contest.enter(TWOSTROKE, Path(sys.executable), model)
         interpreters = options.interpreters
@@ -308,7 +313,7 @@ def run_compare(options: CompareOptions) -> BenchResult:
             else:
                 contest.enter(peer, interpreters.get(name, Path(sys.executable)), theirs)
         num_left_out = contest.measure(began_s + options.time_limit)
-        after = _limits(threads)
+        limits.append(_limits(threads))
     ours = contest.standings[0]
     result = record(
         "python -m benchmarks compare",
@@ -317,7 +322,7 @@ def run_compare(options: CompareOptions) -> BenchResult:
         workload={"works": [work.name for work in options.works], "seed": options.seed},
         results={
             "engines": {standing.name: standing.as_json(ours) for standing in contest.standings},
-            "limits": before.best_of(after).as_json(),
+            "limits": reduce(MachineRates.best_of, limits).as_json(),
             "works_left_out_of_a_round": num_left_out,
         },
         warmup=1,

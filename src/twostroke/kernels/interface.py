@@ -74,10 +74,6 @@ where it is off; top_p float64 [R]. The result is also -1 where it is too close 
 """
 
 
-ReadStream = Callable[[Tensor], object]
-"""Reading of a contiguous tensor on all threads, at the rate at which the backend's kernels read weights."""
-
-
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """Constants of one KV group: its heads and the layout of its storage."""
@@ -432,14 +428,12 @@ class Operators:
     """Join the parts of a layer, made by this backend, into one call; None if they have to be called one by one."""
     pin_threads: Callable[[Sequence[int]], None] | None = None
     """Start and pin a thread per CPU, except the first, to which the caller pins itself; None if not possible."""
-    read_stream: ReadStream | None = None
-    """Read memory as the kernels do, to measure how fast that is; None leaves it to torch."""
+    read_stream: Callable[[Tensor], object] | None = None
+    """Read a contiguous tensor on all threads as fast as kernels read weights; None leaves that to torch."""
     argmax: Argmax | None = None
-    """Argmax of logits; None leaves it to the sampler's tensor code."""
     gumbel_argmax: GumbelArgmax | None = None
-    """Draw from whole vocabularies; None leaves it to the sampler's tensor code."""
     filtered_argmax: FilteredArgmax | None = None
-    """Draw from filtered vocabularies; None leaves it to the sampler's tensor code."""
+    """Argmax of logits, draws from whole and from filtered vocabularies; None leaves it to the sampler's code."""
     is_batch_invariant: bool = True
     """Whether a row's bits are independent of the other rows."""
     quantizations: tuple[QuantizationOnLoad, ...] = get_args(QuantizationOnLoad)

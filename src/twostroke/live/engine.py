@@ -354,4 +354,5 @@ def _config_of(started: EngineStarted) -> dict[str, Any]:
         "kv_cache_dtype": started.layout["kv_format"],
         "enable_prefix_caching": started.cache["enable_prefix_caching"],
         "speculation": None if started.speculation is None else started.speculation.get("method"),
+        "floors_are_estimates": started.machine is not None and started.machine.is_estimate,
     }

@@ -40,7 +40,7 @@ class MachineRates:
     operations_per_s: Mapping[str, float]
     """Operations per second of a product of square matrices, by the type of the factors: float32, bfloat16, int8."""
     is_estimate: bool = False
-    """Whether other processes were active during the measurement, so that the machine may be faster."""
+    """Whether other processes were active during the measurement, or its reads disagreed: the machine may be faster."""
 
     def of(self, product: str) -> MachineLimits:
         """Return the limits for products of one type, as cost models take them.
@@ -70,7 +70,7 @@ def format_limits(limits: Mapping[str, float | bool], form: str = ",.4g") -> str
         f"{name.replace('_', ' ')} {rate:{form}}" for name, rate in limits.items() if name != "is_estimate"
     )
     if limits.get("is_estimate"):
-        return f"limits of this machine, an estimate (other processes were active): {rates}"
+        return f"limits of this machine, an estimate (other processes were active, or rates varied): {rates}"
     return f"limits of this machine: {rates}"
 
 

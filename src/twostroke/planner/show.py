@@ -97,7 +97,8 @@ def advice(plan: Plan) -> list[str]:
         lines.append(f"no times are predicted: {plan.predicted_by}")
         if plan.machine.limits.is_estimate:
             lines.append(
-                "other processes ran while this machine was measured: floors are estimates, and may be too high"
+                "other processes ran while this machine was measured, or its rates varied: floors are estimates, and "
+                "may be too high"
             )
         else:
             lines.append("times are floors of operations and bytes: real steps take longer")
@@ -113,7 +114,7 @@ def _how(plan: Plan) -> str:
     """Return where the limits come from, in words."""
     how = "published" if plan.machine.is_published else "measured now"
     if plan.machine.limits.is_estimate:
-        how = "an estimate, measured while other processes ran"
+        how = "an estimate, measured while other processes ran or rates varied"
     return f"{how}; {plan.raised}" if plan.raised else how
 
 

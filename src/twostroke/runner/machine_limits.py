@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.kernels.interface import Operators, ReadStream
+from twostroke.kernels.interface import Operators
 from twostroke.kernels.memory import large_pages
 from twostroke.kernels.quantized_weight import quantize_per_channel
 from twostroke.runner.contention import Contention, ContentionReading, Meter, one_at_a_time
@@ -70,6 +70,8 @@ class MachineSeries:
         )
 
 
+ReadStream = Callable[[Tensor], object]
+"""Reading of a contiguous tensor on all threads (`Operators.read_stream`)."""
 _Key = tuple[torch.dtype, torch.device, int, str | None, bool]
 _measured: dict[_Key, tuple[MachineSeries, bool]] = {}
 

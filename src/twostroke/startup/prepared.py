@@ -5,11 +5,13 @@ Also a drafter's interface to the start: its needs before weights are read, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import KVFormat
@@ -17,7 +19,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE
 from twostroke.config.model import ModelConfig
 from twostroke.cost.step_cost import ModelShape
 from twostroke.grammar.backend import GrammarBackend
-from twostroke.kernels.interface import Operators, ReadStream
+from twostroke.kernels.interface import Operators
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.layers.row_split import ALONE, RankSplit
 from twostroke.model.decoder import DecoderModel
@@ -204,7 +206,7 @@ class Prepared:
         return self.operators
 
     @property
-    def read_stream(self) -> ReadStream | None:
+    def read_stream(self) -> Callable[[Tensor], object] | None:
         """The backend's own reading of memory; None on several ranks, each of which has threads of its own."""
         return self.operators.read_stream if self.num_ranks == 1 else None
 

@@ -7,18 +7,21 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from benchmarks.compare import run as compare_run
 from benchmarks.compare.options import PEERS, CompareOptions, PeerWork, checked_tokens, figures_of
 from benchmarks.compare.run import Contest, print_compared, run_compare
 from gguf_files import fixture
 from peer_scripts import SCRIPTS, script_peer
 from twostroke.errors import InvalidParameter
 from twostroke.measure import limits
+from twostroke.measure.limits import MachineRates
 from twostroke.measure.peers.peer import Peer, PeerFailed, PeerProcess
 
 PYTHON = Path(sys.executable)
@@ -157,7 +160,16 @@ def test_two_real_engines_and_a_refused_one(
     options = CompareOptions(
         model=str(random_models["mistral"]), peers="transformers,llama.cpp", threads=1, results=tmp_path, **SMALL
     )
+    measured: list[MachineRates] = []
+    measure = compare_run._limits
+
+    def faster_each_time(threads: int) -> MachineRates:
+        measured.append(replace(measure(threads), bytes_per_s=1e12 * (1 + len(measured) % 3)))
+        return measured[-1]
+
+    monkeypatch.setattr(compare_run, "_limits", faster_each_time)
     result = run_compare(options)
+    assert len(measured) == 2 + options.rounds, "before, before each round, and after"
     text = (tmp_path / f"{options.name}.json").read_text()
     engines = json.loads(text)["results"]["engines"]
     assert list(engines) == ["twostroke", "transformers", "llama.cpp"]
@@ -173,6 +185,7 @@ def test_two_real_engines_and_a_refused_one(
         assert engines[name]["ready_after_s"] > 0
     assert engines["twostroke"]["figures"]["prefill 16"]["twostroke_to_this"] == 1.0
     assert "MistralForCausalLM is not converted" in engines["llama.cpp"]["failure"]
+    assert json.loads(text)["results"]["limits"]["read_gb_s"] == 3e3, "the best counts"
     assert set(json.loads(text)["results"]["limits"]) == {
         "read_gb_s",
         "float32_gflop_s",

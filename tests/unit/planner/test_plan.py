@@ -245,7 +245,7 @@ SLOW = MachineLimits(flops_per_s=1e5, bytes_per_s=1e6)
 
 def limits_are(limits: MachineLimits, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give plans these limits: measured ones depend on what else the machine does."""
-    monkeypatch.setattr(machine, "measure_machine_limits", lambda *_: limits)
+    monkeypatch.setattr(machine, "measure_machine_limits", lambda *_, **__: limits)
 
 
 def with_limits(events: list[Event], limits: MachineLimits | None) -> list[Event]:

@@ -11,7 +11,7 @@ const TILES = [
   ["kv", "KV use", "share of the KV blocks that running sequences hold"],
   ["hits", "Prefix hits", "share of the prompt tokens looked up in the prefix cache that were found there"],
   ["step", "Step", "mean of the last twenty steps; where there are pools, of the process that works and has the longest"],
-  ["floor", "Its floor", "the shortest time in which this machine can do the same: the longer of arithmetic and memory"],
+  ["floor", "Its floor", "the shortest time in which this machine can do the same: the longer of arithmetic and memory; an estimate where other work disturbed the measurement of the machine"],
 ];
 
 export class Tiles {
@@ -38,7 +38,8 @@ export class Tiles {
     set("hits", asked ? percent(model.sum("cache_hits") / asked) : "–");
     const longest = longestSteps(engines.map((engine) => engine.figures));
     set("step", ms(longest?.step_ms ?? null));
-    set("floor", ms(longest?.floor_ms ?? null));
+    const estimate = engines.some((engine) => engine.config?.floors_are_estimates) ? " (estimate)" : "";
+    set("floor", longest?.floor_ms == null ? ms(null) : ms(longest.floor_ms) + estimate);
   }
 }
 
