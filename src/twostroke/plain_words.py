@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import floor, isfinite, log10
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "a boolean"),  # before the numbers: in Python a bool is an int
@@ -76,3 +77,57 @@ def counted(number: int, noun: str) -> str:
     ('1 token', '2 tokens')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+MOST_TIMES = 100.0
+"""Largest ratio that is printed as a number. Ratios beyond it, or below its inverse, tell that two figures do not
+belong together, not how they relate."""
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number with `digits` significant digits, without an exponent where it stays readable.
+
+    >>> significant(12279.4), significant(2.5), significant(0.0042), significant(0.0000123), significant(0.0)
+    ('12,279', '2.50', '0.00420', '1.23e-05', '0')
+    """
+    if value == 0.0:
+        return "0"
+    magnitude = floor(log10(abs(value)))
+    if magnitude < -4:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
+
+
+def multiple(ratio: float) -> str:
+    """Return a ratio as the number before "times"; only a bound where it is beyond `MOST_TIMES`.
+
+    >>> multiple(1.254), multiple(12279.4), multiple(0.0004), multiple(float("inf")), multiple(0.0)
+    ('1.25', 'over 100', 'under 0.01', 'over 100', '0')
+    """
+    if not isfinite(ratio) or ratio > MOST_TIMES:
+        return f"over {MOST_TIMES:.0f}"
+    if 0.0 < ratio < 1 / MOST_TIMES:
+        return f"under {1 / MOST_TIMES}"
+    return significant(ratio)
+
+
+def deviation(error: float) -> str:
+    """Return predicted / measured - 1 in percent; only a bound beyond `MOST_TIMES`.
+
+    >>> deviation(0.1234), deviation(-0.5), deviation(12279.4)
+    ('+12.3%', '-50.0%', 'over +9,900%')
+    """
+    if not isfinite(error) or error + 1 > MOST_TIMES:
+        return f"over {MOST_TIMES - 1:+,.0%}"
+    return f"{error:+.1%}"
+
+
+def exact_ms(seconds: float) -> str:
+    """Return seconds as milliseconds, to the microsecond.
+
+    >>> exact_ms(1.2345678), exact_ms(0.0), exact_ms(2e-7)
+    ('1,234.568', '0', 'under 0.001')
+    """
+    if seconds == 0.0:
+        return "0"
+    return "under 0.001" if 0.0 < seconds < 5e-7 else f"{seconds * 1e3:,.3f}"

@@ -12,7 +12,7 @@ from twostroke.explain.run_state import PlaceState
 from twostroke.explain.segments import Label
 from twostroke.explain.step import DecidedStep
 from twostroke.kv_check import Verdict
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, exact_ms, significant
 
 STALL_SHARE = 0.5
 """Smallest share of a step's query tokens at which the prefills of other requests count as a stall of its decodes.
@@ -244,13 +244,13 @@ def transfer_cause(source: str, prefilled_s: float, fetched: KVImportEnded | Non
     if not fetched.num_bytes:
         return Cause(Label.TRANSFER, f"from {source}; no KV had to be fetched")
     duration_s = fetched.done_s - fetched.first_byte_s
-    told = f"{_amount(fetched.num_bytes)} from {source} in {duration_s * 1e3:,.3f} ms"
+    told = f"{_amount(fetched.num_bytes)} from {source} in {exact_ms(duration_s)} ms"
     if duration_s <= 0:
         return Cause(Label.TRANSFER, told)
     hidden_s = min(max(prefilled_s - fetched.first_byte_s, 0.0), duration_s)
     drift = f"; numerics differ: {fetched.drift}" if fetched.drift else ""
     busy_s = fetched.busy_s or duration_s  # layers are sent as they are computed; between them the link is idle
-    rate = f"{fetched.num_bytes / busy_s / 1e9:,.2f} GB/s while bytes came"
+    rate = f"{significant(fetched.num_bytes / busy_s / 1e9)} GB/s while bytes came"
     return Cause(Label.TRANSFER, f"{told} ({rate}), {hidden_s / duration_s:.0%} of it during the prefill{drift}")
 
 

@@ -15,7 +15,7 @@ from twostroke.explain.causes import Cause
 from twostroke.explain.segments import Culprit, Label, Segment
 from twostroke.explain.step import DecidedStep
 from twostroke.outputs import num_accepted
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _figures(step: StepDrafts) -> str:
     tokens = decision.expected_tokens / step.num_requests
     if tokens <= 1:
         return " (none was expected to be accepted)"
-    return f" ({tokens:.2f} tokens expected for {decision.expected_s / decision.plain_s:.2f}x the time)"
+    return f" ({multiple(tokens)} tokens expected for {multiple(decision.expected_s / decision.plain_s)}x the time)"
 
 
 def _others(steps: Sequence[StepDrafts]) -> list[str]:

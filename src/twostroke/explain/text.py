@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twostroke.explain.segments import Label, Lane, Segment, Timeline
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, exact_ms
 
 _TOLD_IN_REASON = (Label.STALLED, Label.PREEMPTED, Label.KV_CHECK)
 """Labels of segments whose reason already names the responsible requests."""
@@ -23,9 +23,9 @@ def timeline_text(timeline: Timeline) -> str:
 def _heading(timeline: Timeline, lane: Lane) -> str:
     name = timeline.request_id if len(timeline.lanes) == 1 else lane.sequence_id
     ended = "still running" if lane.finish_reason is None else f"ended: {lane.finish_reason}"
-    facts = [ended, f"{_ms(lane.duration_s)} ms in all"]
+    facts = [ended, f"{exact_ms(lane.duration_s)} ms in all"]
     if lane.ttft_s is not None:
-        facts.append(f"first token after {_ms(lane.ttft_s)} ms")
+        facts.append(f"first token after {exact_ms(lane.ttft_s)} ms")
     if lane.num_prompt_tokens is not None:
         facts.append(f"{counted(lane.num_prompt_tokens, 'prompt token')} ({lane.num_cached_tokens or 0:,} cached)")
     facts.append(counted(lane.num_output_tokens, "output token"))
@@ -40,8 +40,8 @@ def _table(lane: Lane, origin_s: float) -> list[str]:
         share = segment.duration_s / lane.duration_s if lane.duration_s else 0.0
         rows.append(
             (
-                _ms(segment.start_s - origin_s),
-                _ms(segment.duration_s),
+                exact_ms(segment.start_s - origin_s),
+                exact_ms(segment.duration_s),
                 f"{share:.1%}",
                 str(segment.label),
                 segment.reason + _culprits(segment),
@@ -79,7 +79,3 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
         f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}  {row[4]}"
         for row in rows
     ]
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3f}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, deviation
 
 LIMIT = 0.25
 """Largest |predicted / measured - 1| with which predictions are shown. A lever has to bring 10 %."""
@@ -56,7 +56,7 @@ nothing else.'
     worst = max(known, key=lambda name: abs(off_by[name]), default=None)
     if worst is None or abs(off_by[worst]) <= LIMIT:
         return ""
-    return f"the back-test is off by {off_by[worst]:+.1%} ({worst}), more than the {LIMIT:.0%} allowed. {_REMEDY}"
+    return f"the back-test is off by {deviation(off_by[worst])} ({worst}), more than the {LIMIT:.0%} allowed. {_REMEDY}"
 
 
 def too_few(num_requests: int) -> str:

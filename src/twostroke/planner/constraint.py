@@ -22,6 +22,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.plain_words import counted
 from twostroke.planner.back_test import too_few
 from twostroke.planner.signals import Signals
+from twostroke.planner.words import milliseconds, significant
 
 _WAITED = 0.2
 """Least share of the working time that counts as waiting."""
@@ -109,7 +110,7 @@ def _link(found: Signals) -> Found | None:
     if found.link_s <= _WAITED * found.busy_s or not found.link_bytes:
         return None
     rate = found.link_bytes / max(found.link_busy_s, 1e-9) / 1e6
-    return Binding.LINK, (f"KV was awaited for {found.link_s:.2f} s; it came at {rate:,.0f} MB/s",)
+    return Binding.LINK, (f"KV was awaited for {significant(found.link_s)} s; it came at {significant(rate)} MB/s",)
 
 
 def _admission(found: Signals) -> Found | None:
@@ -133,7 +134,7 @@ def _prompts(found: Signals) -> Found | None:
         return None
     stalled_s, usual_s = found.stalled_itl["mean"], found.decode_step["mean"]
     return Binding.PROMPTS, (
-        f"beside prompts a token takes {stalled_s * 1e3:,.1f} ms in the mean, otherwise {usual_s * 1e3:,.1f} ms",
+        f"beside prompts a token takes {milliseconds(stalled_s)} in the mean, otherwise {milliseconds(usual_s)}",
         f"a step took up to {found.largest_chunk:,} prompt tokens of one request",
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from twostroke.planner.constraint import Binding, own_limit_s, stalls
 from twostroke.planner.signals import Signals
+from twostroke.planner.words import milliseconds
 
 _STALLED = 8.0
 """Factor on the usual step time above which a step is a fault and not just slow."""
@@ -59,9 +60,8 @@ def _stalls(found: Signals) -> Fault | None:
     if found.largest_chunk < _LONG_CHUNK or found.started is None or not stalls(found, _STALLED):
         return None
     usual_s, stalled_s = found.decode_step["p99"], found.stalled_itl["p99"]
-    seen = (
-        f"a chunk of {found.largest_chunk:,} tokens: {stalled_s * 1e3:,.0f} ms where others take {usual_s * 1e3:,.1f}"
-    )
+    chunk = f"a chunk of {found.largest_chunk:,} tokens"
+    seen = f"{chunk}: {milliseconds(stalled_s)} where others take {milliseconds(usual_s)}"
     return Fault("long-prompt stalls", seen, _remedy_of_stalls(found, found.started.scheduler))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twostroke.events import EngineStarted
+from twostroke.plain_words import multiple
 from twostroke.planner.constraint import Binding, own_limit_s
 from twostroke.planner.signals import Signals
 from twostroke.simulation.settings import WhatIf
@@ -192,7 +193,7 @@ def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
     bits = bits_per_weight(found, started)
     if bits is None or bits < HELPS * _INT8_BITS:
         return []
-    measure = f"weights take {bits:.1f} bits each; at most {bits / _INT8_BITS:.2f} times as good. Measure it"
+    measure = f"weights take {bits:.1f} bits each; at most {multiple(bits / _INT8_BITS)} times as good. Measure it"
     return [
         Lever(name="weights in 8 bits", flags="--quantization int8", metric="tpot_p50", is_exact=False, measure=measure)
     ]

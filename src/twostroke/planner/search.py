@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from twostroke.config.engine import EngineConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import DoesNotFit, InvalidParameter, TwostrokeError
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, multiple
 from twostroke.planner.devices import find_device
 from twostroke.planner.machine import memory_here, published_machine
 from twostroke.planner.memory import MemoryPlan, plan_memory, weights_fit
@@ -292,7 +292,7 @@ def _unreachable(ranking: Ranking, limits: LatencyLimits, num_candidates: int) -
         f"is kept by none of {num_candidates} candidates at {missed.rate_factor:g} times the workload's rate. The "
         f"nearest ({found.candidate}) keeps it for {kept:.1%} of the requests, of which "
         f"{limits.attainment:.1%} must keep both limits; its p99 is {worse.p99_s:.4g} s, "
-        f"{worse.p99_s / worse.limit_s:.2f} times the limit"
+        f"{multiple(worse.p99_s / worse.limit_s)} times the limit"
     )
     remedy = f"Give a larger --{flag}, a lower --attainment or lower --rate-factors, or more devices."
     return InvalidParameter(worse.option, worse.limit_s, limit, remedy)

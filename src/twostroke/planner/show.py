@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.config.kv_format import kv_format_warning
+from twostroke.plain_words import deviation, multiple
 from twostroke.planner.after_run import PlanComparison
 from twostroke.planner.back_test import errors
 from twostroke.planner.memory import KVKind, MemoryPlan
@@ -86,7 +87,7 @@ def advice(plan: Plan) -> list[str]:
             line += f"; yours {'does' if pools.is_hidden else 'does not'}"
         lines.append(line)
     lines += [
-        f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {significant(choice.gain)} times the "
+        f"speculation by {choice.drafter.words}, {choice.num_drafts} drafts: {multiple(choice.gain)} times the "
         f"tokens/s of one request, as calibrated ({choice.drafter.acceptance:.0%} of its drafts accepted)"
         for choice in plan.drafting
     ]
@@ -288,7 +289,7 @@ def _figures(outcome: PlanFigures, change: Change | None, base: PlanFigures) -> 
         ("most_tokens_per_s", f"{outcome.most_tokens_per_s:,.0f}"),
     ):
         factor = None if change is None else change.factor(base, name)
-        cells += [text, "" if factor is None else significant(factor)]
+        cells += [text, "" if factor is None else multiple(factor)]
     return cells
 
 
@@ -302,7 +303,7 @@ def print_after_run(after: PlanComparison, console: Console | None = None) -> No
     console.print("\nafter the run: sizes, as planned and as the engine had them")
     table = plain_table(("",), ("planned", "measured", "off by"))
     for one in after.sizes:
-        off = "exact" if one.planned == one.measured else f"{one.error:+.1%}"
+        off = "exact" if one.planned == one.measured else deviation(one.error)
         table.add_row(one.figure.replace("_", " "), f"{one.planned:,}", f"{one.measured:,}", off)
     print_table(table, console)
     if after.why_not:
@@ -310,7 +311,7 @@ def print_after_run(after: PlanComparison, console: Console | None = None) -> No
         return
     if after.planned:
         console.print("times of its requests: predictions by calibrated steps, and as measured", highlight=False)
-        off_by = {name: f"{error:+.1%}" for name, error in errors(after.planned, after.measured).items()}
+        off_by = {name: deviation(error) for name, error in errors(after.planned, after.measured).items()}
         columns = {"planned": cells(after.planned), "measured": cells(after.measured), "off by": off_by}
         print_table(table_of(columns), console)
         return

@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, multiple
 from twostroke.planner.constraint import Binding, limit_lines
 from twostroke.planner.doctor import REFUSED, Diagnosis
 from twostroke.planner.levers import Lever
 from twostroke.planner.signals import plain_signals
+from twostroke.planner.words import milliseconds, significant
 from twostroke.tables import print_line
 
 _MIN_SHOWN_COST = 1.05
@@ -98,14 +99,14 @@ def _effects(lever: Lever) -> Iterator[str]:
         yield f"predicted: {_words(lever)}"
     for name, (before, after) in lever.costs.items():
         if after > _MIN_SHOWN_COST * before:
-            yield f"it costs: {name.replace('_', ' ').upper()} {before * 1e3:,.1f} ms to {after * 1e3:,.1f} ms"
+            yield f"it costs: {name.replace('_', ' ').upper()} {milliseconds(before)} to {milliseconds(after)}"
     if not lever.is_exact:
         yield "answers would differ a little: see twostroke bench quality"
 
 
 def _words(lever: Lever) -> str:
     name = {"output_tok_s": "output tokens/s"}.get(lever.metric, lever.metric.replace("_", " ").upper())
-    scale, unit = (1.0, "") if lever.metric == "output_tok_s" else (1e3, " ms")
-    before, after = (value * scale for value in (lever.before or 0.0, lever.after or 0.0))
+    form = significant if lever.metric == "output_tok_s" else milliseconds
+    before, after = (form(value or 0.0) for value in (lever.before, lever.after))
     where = ", with a second machine as fast as this one" if "link_bytes_per_s" in lever.settings else ""
-    return f"{name} {before:,.1f}{unit} to {after:,.1f}{unit}, {lever.gain:.2f} times as good{where}"
+    return f"{name} {before} to {after}, {multiple(lever.gain)} times as good{where}"

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, deviation
 from twostroke.planner.back_test import LIMIT, errors, unreliable
 from twostroke.planner.replay import Predicted, Replayed, figures
 from twostroke.planner.trace_replay import TraceReplayResult
@@ -33,9 +33,10 @@ def print_replayed(found: Replayed, console: Console | None = None) -> None:
         say(f"decided again: step {step} comes out differently; the log is of another version, or was changed")
     quality = found.step_quality
     source = "fitted to them" if found.fitted_here else "as calibrated"
+    errors_off = (deviation(error).removeprefix("+") for error in (quality.median_error, quality.p95_error))
     say(
-        f"step times, {source}: {quality.median_error:.1%} off in the median, {quality.p95_error:.1%} at the 95th "
-        f"percentile of {quality.num_steps} kinds of steps"
+        f"step times, {source}: {' off in the median, '.join(errors_off)} at the 95th percentile of "
+        f"{quality.num_steps} kinds of steps"
     )
     if found.unfinished:
         say(f"note: {found.unfinished} requests had not ended; they are taken to end with the tokens they had")
@@ -104,7 +105,7 @@ def _words_of_pools(predicted: Predicted) -> str:
 
 def _table(found: Replayed) -> Table:
     measured, back_test = figures(found.measured), figures(found.back_test.run)
-    off_by = {name: f"{error:+.1%}" for name, error in errors(back_test, measured).items()}
+    off_by = {name: deviation(error) for name, error in errors(back_test, measured).items()}
     columns = {"measured": cells(measured), "predicted": cells(back_test), "off by": off_by}
     return table_of({**columns, **what_if_columns(found.what_ifs, _withheld(found))})
 

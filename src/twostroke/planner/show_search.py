@@ -13,7 +13,7 @@ from rich.table import Table
 
 from twostroke.batch import Limit
 from twostroke.cost.price import cost_per_million_tokens
-from twostroke.plain_words import counted
+from twostroke.plain_words import counted, multiple
 from twostroke.planner.placement import Found, PlacementOutcome
 from twostroke.planner.search import Searched
 from twostroke.planner.words import milliseconds, significant
@@ -67,8 +67,8 @@ def conclusions(found: Searched) -> list[str]:
     elif unsplit is None:
         lines.append("the split pays: no single process keeps the limits")
     else:
-        gain = winner.goodput_per_device / unsplit.goodput_per_device
-        lines.append(f"the split pays: {gain:.2f} times the goodput per {found.device} of the best single process")
+        gain = multiple(winner.goodput_per_device / unsplit.goodput_per_device)
+        lines.append(f"the split pays: {gain} times the goodput per {found.device} of the best single process")
     return lines
 
 

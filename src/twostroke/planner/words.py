@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from math import floor, log10
+from twostroke.plain_words import significant
 
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
-def significant(value: float, digits: int = 3) -> str:
-    """Return a number with `digits` significant digits, without an exponent where it stays readable.
-
-    >>> significant(12279.4), significant(2.5), significant(0.0042), significant(0.0000123), significant(0.0)
-    ('12,279', '2.50', '0.00420', '1.23e-05', '0')
-    """
-    if value == 0.0:
-        return "0"
-    magnitude = floor(log10(abs(value)))
-    if magnitude < -4:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
 
 
 def milliseconds(seconds: float) -> str:

@@ -47,7 +47,7 @@ def test_a_request_that_is_handed_over() -> None:
         (Label.RECOMPUTE, 2.0, D),
         (Label.DECODE, 3.0, D),
     ]
-    told = "4.000 MB from prefill-0.1 in 500.000 ms (0.01 GB/s while bytes came), 50% of it during the prefill"
+    told = "4.000 MB from prefill-0.1 in 500.000 ms (0.00800 GB/s while bytes came), 50% of it during the prefill"
     assert lane.segments[2].reason == told
     assert (lane.begin_s, lane.end_s, lane.first_token_s, lane.finish_reason) == (0.0, 3.0, 1.0, FinishReason.LENGTH)
     assert (lane.num_prompt_tokens, lane.num_cached_tokens, lane.num_output_tokens) == (PROMPT, 4, 3)
@@ -83,7 +83,9 @@ def test_the_receivers_running_step_is_no_transfer() -> None:
         (Label.RECOMPUTE, 4.0, D),
     ]
     transfer, waited = lane.segments[2:4]
-    assert transfer.reason.startswith("4.000 MB from prefill-0.1 in 500.000 ms (0.01 GB/s while bytes came), 50% of it")
+    assert transfer.reason.startswith(
+        "4.000 MB from prefill-0.1 in 500.000 ms (0.00800 GB/s while bytes came), 50% of it"
+    )
     assert waited.reason == "at decode-0.1 a step was running that decoded 1 request"
 
 

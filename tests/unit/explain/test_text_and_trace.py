@@ -36,7 +36,7 @@ def test_the_table(events: list[Event]) -> None:
     assert heading == f"first: ended: length, {facts}"
     assert columns == "   start ms         ms  share  what              why"
     assert rows == [
-        "      0.000  2,000.000  40.0%  waited for slots  1 of 1 running [second#1.0 (2 tokens)]",
+        "          0  2,000.000  40.0%  waited for slots  1 of 1 running [second#1.0 (2 tokens)]",
         f"  2,000.000  1,000.000  20.0%  prefill           chunk 1 of 2, 8 tokens; {NONE_CACHED}",
         "  3,000.000  1,000.000  20.0%  prefill           chunk 2 of 2, 4 tokens",
         "  4,000.000  1,000.000  20.0%  decode            1 step, 1 token",
