@@ -24,7 +24,12 @@ def close_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way,
 
 
 def in_turn(
-    rounds: int, ways: Iterable[str], measure: Callable[[str, int], Result], *, warm_up: int = 0
+    rounds: int,
+    ways: Iterable[str],
+    measure: Callable[[str, int], Result],
+    *,
+    warm_up: int = 0,
+    rotates: bool = False,
 ) -> dict[str, list[Result]]:
     """Measure every variant once per round, and return the results of each, round by round.
 
@@ -33,13 +38,16 @@ def in_turn(
         ways: names of the variants.
         measure: called with a variant and the number of the round.
         warm_up: rounds before the others, with negative numbers, that do not count.
+        rotates: whether each round begins one variant later, so that each is as often first as any other.
     """
     found: dict[str, list[Result]] = {way: [] for way in ways}
     for number in range(-warm_up, rounds):
-        for way, results in found.items():
+        order = list(found)
+        first = number % len(order) if rotates else 0
+        for way in order[first:] + order[:first]:
             result = measure(way, number)
             if number >= 0:
-                results.append(result)
+                found[way].append(result)
     return found
 
 

@@ -81,8 +81,9 @@ def claims_row(what: str, result: str, *claims: str, form: str = "{:.2f}", is_co
 
 
 OPERATORS_SINCE = "2026-11-27T19:55:06+00:00"
-"""Date of the last change of a processor's default operators in speed (commit 908b61da). Each such change updates
-it."""
+"""Date of the last change of a processor's default operators in speed, for models that are not GGUF files: a layer is
+one native call. It was committed in the night after, with other work (commit db94eeab); results of that evening have
+the change and name it 3f2f095f. Each such change updates the date."""
 GGUF_SINCE = "2026-11-29T11:59:01+00:00"
 """Date of the last change of GGUF files' operators in speed: K types are unpacked once for many rows on AVX-512
 (commit 8b88288e). It also marks results in formats or on processors that the change does not touch."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +165,21 @@ def test_old_is_what_todays_operators_did_not_measure(tmp_path: Path, date: str,
 def test_gguf_files_have_operators_of_another_date(tmp_path: Path, config: dict[str, Any], old: bool) -> None:
     assert OPERATORS_SINCE < GGUF_SINCE
     assert is_old(replace(_saved(tmp_path, "r", {}, **config), date=OPERATORS_SINCE)) == old
+
+
+@pytest.mark.parametrize(("name", "since"), [("OPERATORS_SINCE", OPERATORS_SINCE), ("GGUF_SINCE", GGUF_SINCE)])
+def test_the_commit_of_each_date_changed_operators_within_a_day(name: str, since: str) -> None:
+    text = (ROOT / "benchmarks/measured/rows.py").read_text()
+    commit = re.search(rf"^{name} = .*?\(commit ([0-9a-f]{{8}})\)", text, re.MULTILINE | re.DOTALL)
+    assert commit is not None
+    command = ["git", "show", "--name-only", "--format=%cI", commit[1]]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if shown.returncode:
+        pytest.skip(f"this checkout has no commit {commit[1]}")
+    date, *files = shown.stdout.split()
+    apart = datetime.fromisoformat(date) - datetime.fromisoformat(since)
+    assert timedelta(0) <= apart < timedelta(days=1)
+    assert any(file.startswith("csrc/") for file in files)
 
 
 def test_a_page_without_marks_is_refused_and_the_rest_of_one_is_left() -> None:

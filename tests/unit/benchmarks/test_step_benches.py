@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.reproduce import prices as paging_price
 from benchmarks.reproduce import step_times as step_content
 from benchmarks.reproduce.prices import PagedCase, TableWatch
 from benchmarks.reproduce.run import reproduce
+from benchmarks.side_by_side import in_turn
 from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.measure.workload import Lengths
 
@@ -62,20 +64,58 @@ def test_a_series_that_differs_is_counted() -> None:
 # ---------------------------------------------------------------------- content
 
 
+def _rounds(seed: int, noise: float, **factors: float) -> dict[str, list[float]]:
+    """Times of 100 rounds: the machine's speed changes by up to four times between rounds, by `noise` within one."""
+    dice = random.Random(seed)
+    speeds = [dice.uniform(1.0, 4.0) for _ in range(100)]
+    return {
+        content: [1e-3 * speed * factor * (1 + dice.gauss(0.0, noise)) for speed in speeds]
+        for content, factor in factors.items()
+    }
+
+
+def _content_claims(of_batch: dict[str, list[float]], *, full: bool = True) -> list[Claim]:
+    chance = step_content.spread_by_chance(of_batch, seed=0)
+    return list(step_content.claims_of({8: of_batch}, {8: chance}, full=full))
+
+
 def test_contents_are_compared_by_their_medians() -> None:
-    of_batch = {"a": [1.0, 1.02, 1.0], "b": [1.01, 1.01, 3.0], "c": [1.03, 1.03, 1.03]}
-    claims = list(step_content.claims_of({8: of_batch}, full=True))
-    found = measured(claims)
-    assert found["step ms, batch 8, b"] == pytest.approx(1010)
-    assert found["batch 8: between the contents, share"] == pytest.approx(0.03 / 1.01)
-    assert found["batch 8: between the rounds of one content, share"] == pytest.approx(0.02)
-    assert all(claim.holds is not False for claim in claims)
+    of_batch = {"a": [1.0, 2.0, 3.0], "b": [1.0, 2.0, 3.0], "c": [1.02, 2.04, 9.0]}
+    found = measured(_content_claims(of_batch))
+    assert found["step ms, batch 8, c"] == pytest.approx(2040)
+    assert found["batch 8: between the contents, share"] == pytest.approx(0.02)
+    assert found["batch 8: between the rounds of one content, middle half, share"] == pytest.approx(1.0)
 
 
-def test_a_content_that_takes_longer_fails() -> None:
-    of_batch = {"a": [1.0, 1.0], "b": [1.06, 1.06]}
-    assert any(claim.holds is False for claim in step_content.claims_of({1: of_batch}, full=True))
-    assert all(claim.holds is None for claim in step_content.claims_of({1: of_batch}, full=False))
+@pytest.mark.parametrize("seed", range(5))
+def test_a_difference_of_contents_is_told_from_a_machine_whose_speed_changes(seed: int) -> None:
+    """Runs of one content differ by much more than the contents do."""
+    alike = _content_claims(_rounds(seed, 0.1, a=1.0, b=1.0, c=1.0, d=1.0))
+    assert [claim.holds for claim in alike if claim.holds is not None] == [True]
+    other = _content_claims(_rounds(seed, 0.1, a=1.0, b=1.0, c=1.0, d=1.15))
+    assert [claim.holds for claim in other if claim.holds is not None] == [False]
+    found = measured(other)
+    assert (
+        found["batch 8: between the contents, share"]
+        > found["batch 8: between the contents by chance alone, 95th percentile"]
+    )
+    assert found["batch 8: between the rounds of one content, middle half, share"] > 0.3
+
+
+def test_nothing_is_judged_on_a_machine_too_noisy_to_tell() -> None:
+    claims = _content_claims(_rounds(0, 0.6, a=1.0, b=1.0, c=1.0, d=1.0))
+    assert measured(claims)["batch 8: between the contents by chance alone, 95th percentile"] > step_content.GOAL_SPREAD
+    assert all(claim.holds is None for claim in claims)
+
+
+def test_a_small_run_judges_nothing() -> None:
+    assert all(claim.holds is None for claim in _content_claims({"a": [1.0, 1.0], "b": [1.06, 1.06]}, full=False))
+
+
+def test_each_content_is_first_in_as_many_rounds_as_any_other() -> None:
+    order: list[str] = []
+    in_turn(3, "abc", lambda way, _: order.append(way), rotates=True)
+    assert "".join(order) == "abcbcacab"
 
 
 def test_every_content_is_run_at_one_length(
