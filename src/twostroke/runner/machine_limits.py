@@ -42,7 +42,7 @@ _REPEATS, _REPEATS_OF_SMALL = 2, 8
 """Repeats of each product and read within one series, and of reading a small piece, which takes microseconds."""
 _LEAST_SERIES, _LEAST_S = 3, 0.2
 """Least number of series, and their least seconds together, from which a result counts as quiet."""
-AGREEMENT = 0.9
+AGREEMENT = 0.85
 """Share of the best rate that the median of these series reaches where nothing disturbs them."""
 _PATIENCE_S = 0.7
 """Seconds after which no new series begins: an engine at start-up does not wait longer for others to pause."""
