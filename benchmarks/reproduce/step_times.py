@@ -107,7 +107,7 @@ Prompts = Sequence[tuple[int, ...]]
 
 def reproduce_content(options: ReproduceOptions) -> Reproduction:
     """Run all contents alternately, A B C D, B C D A, at each batch size."""
-    rounds, steps = (100, 24) if options.full else (2, 6)
+    rounds, steps = (200, 24) if options.full else (2, 6)
     given = {content: _prompts(content, options) for content in CONTENTS}
     cache = CacheConfig(enable_prefix_caching=False)
     scheduler = SchedulerConfig(max_num_seqs=max(BATCHES), max_num_batched_tokens=max(BATCHES) * CONTEXT)
