@@ -260,8 +260,8 @@ class MachineLimits:
     flops_per_s: float
     bytes_per_s: float
     is_estimate: bool = False
-    """Whether other processes were at work during the measurement, or its parts disagreed: the machine may then do
-    better."""
+    """Whether the machine may do better: other processes were at work during the measurement, or its parts
+    disagreed."""
 
     @property
     def balance(self) -> float:
