@@ -5,7 +5,7 @@
 
 namespace twostroke {
 
-// Reads num_bytes, a multiple of 64, on all threads, prefetched as the kernels prefetch weights, and does little else with them.
+// Reads num_bytes, a multiple of 64, on all threads, prefetched as the kernels prefetch weights, and does little else.
 // Returns the sum of their 64-bit words, so that no read can be left out.
 uint64_t read_stream(uintptr_t bytes, int64_t num_bytes);
 

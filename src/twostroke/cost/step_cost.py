@@ -260,8 +260,8 @@ class MachineLimits:
     flops_per_s: float
     bytes_per_s: float
     is_estimate: bool = False
-    """Whether the machine may do better: other processes were at work during the measurement, or its parts
-    disagreed."""
+    """Whether other work disturbed the measurement, as processor times and rates that disagree show: the machine may
+    then do better."""
 
     @property
     def balance(self) -> float:

@@ -40,7 +40,8 @@ class MachineRates:
     operations_per_s: Mapping[str, float]
     """Operations per second of a product of square matrices, by the type of the factors: float32, bfloat16, int8."""
     is_estimate: bool = False
-    """Whether the machine may be faster: other processes were active during the measurement, or its reads disagreed."""
+    """Whether other work disturbed the measurement, as processor times and reads that disagree show: the machine may be
+    faster."""
 
     def of(self, product: str) -> MachineLimits:
         """Return the limits for products of one type, as cost models take them.
