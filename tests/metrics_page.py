@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 _OF_ALL = frozenset({"model_name", "engine"})
 _OF_SGLANG = _OF_ALL | {"engine_type", "tp_rank", "pp_rank"}
-_ROW = re.compile(r"^\| `(\w+):(\w+)` \| (\w+) \| (.*?) \| (.*?) \| (.*?) \| ", re.MULTILINE)
+_ROW = re.compile(r"^\| `(\w+):(\w+)` \| (\w+) \| (.*?) \| (.*?) \| (.*?) \| (.*) \|$", re.MULTILINE)
+_WITHOUT = re.compile(r"It has no label `(\w+)`\.")
 _SGLANGS_OWN = re.compile(r"SGLang also gets\s+(.*?),? sums and labels", re.DOTALL)
 
 
@@ -23,9 +24,9 @@ def documented() -> dict[str, frozenset[str]]:
 
 
 def _documented(page: str) -> Iterator[tuple[str, frozenset[str]]]:
-    for prefix, name, _, labels, vllm, sglang in _ROW.findall(page):
+    for prefix, name, _, labels, vllm, sglang, meaning in _ROW.findall(page):
         own = frozenset(re.findall(r"`(\w+)`", labels))
-        yield f"{prefix}:{name}", own | _OF_ALL
+        yield f"{prefix}:{name}", (own | _OF_ALL) - set(_WITHOUT.findall(meaning))
         if vllm:
             assert vllm == "same", name
             yield f"vllm:{name}", own | _OF_ALL
