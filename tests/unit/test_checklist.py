@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -27,21 +32,55 @@ RESULT_FILES = ROOT / "benchmarks" / "results"
 OF_TRAINING = {"companions.json", "embedded_model.json"}
 """Files that training/ wrote, in another form."""
 WITH_GOALS = [path for path in sorted(RESULT_FILES.glob("*.json")) if path.name not in OF_TRAINING]
-REPRODUCED = sorted(
-    {name for command in NAMED if command.startswith("python -m benchmarks reproduce ") for name in command.split()[4:]}
-)
+BENCHES = ("python -m benchmarks ", "twostroke bench ")
+"""Beginnings of commands that write results. The first was the second until benchmarks/ had a command of its own."""
+MARK = "([misses a goal](#results-that-miss-a-goal))"
+"""What a row says behind a command or a file whose figures miss a goal."""
 
 
 @cache
-def names_in(file: Path) -> frozenset[str]:
-    """Return the functions of a test file and the names assigned at its top level."""
+def ids_in(file: Path) -> frozenset[str]:
+    """Return the tests of a file by their names in pytest's ids, without cases."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Assign):
+            names.update(f"{node.name}::{part.name}" for part in node.body if isinstance(part, ast.FunctionDef))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):  # of Hypothesis: TestScheduler = SchedulerMachine.TestCase
             names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-    return frozenset(names)
+    return frozenset(name for name in names if name.rpartition("::")[2].startswith(("test_", "Test")))
+
+
+def not_collected(names: Iterable[str]) -> set[str]:
+    """Return the tests that pytest does not find, or not with the named case. Its message leaves out the case."""
+    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-q", "-p", "no:cacheprovider", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    missing = set(re.findall(r"^ERROR: (?:not found|file or directory not found): (.+)$", done.stderr, re.MULTILINE))
+    assert done.returncode == (4 if missing else 0), done.stdout[-2000:] + done.stderr[-2000:]
+    return {name.removeprefix(f"{ROOT}/") for name in missing}
+
+
+def bench_of(command: str) -> tuple[str, ...]:
+    """Return the names of the benchmark that a command runs, such as ("reproduce", "r5"); none if it runs none."""
+    start = next((start for start in BENCHES if command.startswith(start)), None)
+    words = [] if start is None else shlex.split(command.removeprefix(start))
+    return tuple(takewhile(lambda word: not word.startswith("-"), words))
+
+
+@cache
+def results_of(name: str) -> tuple[Path, ...]:
+    """Return the committed results that a name stands for: a file, or all files that a benchmark's command wrote."""
+    if name.startswith("benchmarks/"):
+        return (ROOT / name,)
+    bench = bench_of(name)
+    return tuple(path for path in WITH_GOALS if bench and bench_of(load(path).command) == bench)
+
+
+def misses(name: str) -> bool:
+    """Whether a figure of the results that a name stands for misses its goal."""
+    return any(not goal.holds for path in results_of(name) for goal in goals_of(load(path)))
 
 
 def test_every_behaviour_has_a_row_with_something_that_shows_it() -> None:
@@ -53,7 +92,7 @@ def test_every_behaviour_has_a_row_with_something_that_shows_it() -> None:
 def test_what_is_named_exists(name: str) -> None:
     if name.startswith("tests/"):
         file, _, test = name.partition("::")
-        assert test.partition("[")[0] in names_in(ROOT / file)
+        assert test.partition("[")[0] in ids_in(ROOT / file)
     elif name.startswith("twostroke "):
         app.parse_args(name.removeprefix("twostroke "), exit_on_error=False, print_error=False)
     elif name.startswith("python -m benchmarks "):
@@ -83,9 +122,27 @@ def test_what_is_named_runs_without_a_soak() -> None:
     assert not named & skipped
 
 
-@pytest.mark.parametrize("name", REPRODUCED)
-def test_a_reproduction_has_a_result(name: str) -> None:
-    assert (RESULT_FILES / f"{name}.json").is_file() or any(RESULT_FILES.glob(f"{name}-*.json"))
+def test_pytest_finds_every_named_test_and_case() -> None:
+    file = "tests/unit/test_checklist.py::"
+    exist, wrong = (f"{file}{test_what_is_named_exists.__name__}[{case}]" for case in (NAMED[0], "no such case"))
+    named = [name for name in NAMED if name.startswith("tests/")]
+    assert not_collected([*named, exist]) == set()
+    assert not_collected([exist, wrong, f"{file}ids_in"]) == {wrong.partition("[")[0], f"{file}ids_in"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if bench_of(name) or name.startswith("benchmarks/")])
+def test_what_is_measured_has_a_committed_result(name: str) -> None:
+    assert results_of(name), f"no file in {RESULT_FILES} was written by {name}"
+
+
+def test_a_row_says_which_of_its_results_miss_a_goal() -> None:
+    wrong = {
+        (number, name): "has missed goals" if misses(name) else "meets its goals"
+        for number, shown in ROWS.items()
+        for name in re.findall(r"`([^`]+)`", shown)
+        if results_of(name) and misses(name) != (f"`{name}` {MARK}" in shown)
+    }
+    assert not wrong
 
 
 def test_exactly_the_goals_that_are_missed_are_listed() -> None:
