@@ -30,6 +30,7 @@ from training.train import Tokens, TrainConfig, config_from_dict, encode_files, 
 
 NAMES = ("draft", "medusa", "eagle")
 EMBEDDED = ROOT / "src" / "twostroke" / "embedded"
+FIGURES = ROOT / "benchmarks" / "results" / "companions.json"
 DRAFT_VOCAB = 3072
 """Vocabulary of EAGLE's head: these tokens are 97 % of the library's text, and the rest would be a fifth of its
 bytes."""
@@ -83,6 +84,13 @@ def load_companions(folder: Path, target: Target) -> dict[str, Draft | Medusa | 
     return {name: kind.load(folder / name, target) for name, kind in kinds.items() if (folder / name).is_dir()}
 
 
+def kept_record(name: str) -> dict[str, Any]:
+    """Return a drafter's record in the committed figures, for drafters whose checkpoint is gone; empty without one."""
+    if not FIGURES.exists():
+        return {}
+    return json.loads(FIGURES.read_text())["companions"].get(name, {}).get("training", {})
+
+
 def training_record(path: Path) -> dict[str, Any]:
     """Return a checkpoint's record of its run; empty if there is none."""
     if not path.exists():
@@ -112,7 +120,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
             name: {
                 "parameters": sum(p.numel() for p in companion.parameters()),
                 "bytes": sum(path.stat().st_size for path in (args.companions / name).iterdir()),
-                "training": training_record(args.output / f"{name}.pt"),
+                "training": training_record(args.output / f"{name}.pt") or kept_record(name),
             }
             for name, companion in companions.items()
         },
@@ -202,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
         results = report(args)
         print(table(results))
         if args.save:
-            (ROOT / "benchmarks" / "results" / "companions.json").write_text(json.dumps(results, indent=1) + "\n")
+            FIGURES.write_text(json.dumps(results, indent=1) + "\n")
         return
     if args.compile:
         keep_attention_eager()

@@ -1,15 +1,20 @@
-"""One generation step in order: embed, q k v, append k v, attend, feed-forward, logits, sample."""
+"""One generation step in order: embed, q k v, append k v, attend, feed-forward, logits, sample.
+
+The native back end computes a layer of a plain request in one call, in which no hook sees the parts. The order is that
+of a trace by parts; a trace of the one call has the same hidden states, K, V and logits, to the last bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from model_folders import write_random_model
-from operator_trace import Call, Trace, record_model, trace_operators
+from operator_trace import Call, Layers, Trace, record_model, trace_operators
 from oracle.naive_attention import naive_attention
 from twostroke import SamplingParams
 from twostroke.client.text_engine import TextEngine, build_text_engine
@@ -47,7 +52,16 @@ def plain_tokens(folder: Path) -> dict[str, tuple[int, ...]]:
 def traced(
     request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[TextEngine, Trace]]:
-    trace = trace_operators(monkeypatch)
+    with tracing(folder, request.param, "by parts", monkeypatch) as found:
+        yield found
+
+
+@contextmanager
+def tracing(
+    folder: Path, kernels: str, layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> Generator[tuple[TextEngine, Trace]]:
+    """An engine whose steps are recorded; hooks are those of the last one that was built."""
+    trace = trace_operators(monkeypatch, layers)
     models: list[DecoderModel] = []
     init = ModelRunner.__init__
 
@@ -56,7 +70,7 @@ def traced(
         init(runner, model, *args, **given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ModelRunner, "__init__", keep_model)
-    engine = build_text_engine(config_of(folder, request.param))
+    engine = build_text_engine(config_of(folder, kernels))
     record_model(models[0], monkeypatch, trace)
     yield engine, trace
     engine.close()
@@ -99,6 +113,26 @@ def test_a_step_calls_its_parts_in_order(traced: tuple[TextEngine, Trace]) -> No
         engine.step()
         assert trace.calls == expected(num_tokens, kv_len)
     assert not engine.has_work
+
+
+def test_a_layer_in_one_call_has_the_bits_of_its_parts_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plain request runs: hidden states, logits, and every number of K and V, after each step."""
+    steps: dict[Layers, list[tuple[list[Call], list[torch.Tensor]]]] = {}
+    for layers in ("in one call", "by parts"):
+        with monkeypatch.context() as hooks, tracing(folder, "auto", layers, hooks) as (engine, trace):
+            start(engine)
+            steps[layers] = []
+            for _ in range(4):
+                trace.clear()
+                engine.step()
+                steps[layers].append((list(trace.calls), [*trace.kv, *trace.hidden]))
+    for (calls, whole), (_, parts), num_tokens, kv_len in zip(
+        steps["in one call"], steps["by parts"], (21, 1, 1, 1), (21, 22, 23, 24), strict=True
+    ):
+        of_layers = [Call("layer in one call", num_tokens, kv_len=kv_len)] * NUM_LAYERS
+        assert calls == [Call("embed", num_tokens), *of_layers, Call("logits", 1), Call("sample", 1)]
+        assert len(whole) == NUM_LAYERS + 2
+        assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
 
 
 def test_attention_reads_the_new_tokens_kv(traced: tuple[TextEngine, Trace]) -> None:
