@@ -48,6 +48,8 @@ BLOCK_SIZE = 16
 CASES = ((1, 128), (1, 512), (1, 2048), (8, 128), (8, 512), (8, 2048), (32, 128), (32, 512))
 """Pairs of (number of requests, context tokens of each)."""
 LAYOUTS = ("scattered", "in order", "contiguous")
+MOST_PRICE = 1.1
+"""Longest step over scattered blocks relative to contiguous KV. vLLM's paper measured 1.20 to 1.26 for its kernel."""
 FEWEST_APART = 0.5
 """Least share of neighbours in a block table that lie apart, for blocks that count as scattered."""
 
@@ -105,7 +107,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         engines["scattered"].run(_mixing(cases, options.seed), progress="paging price, mixing the pool")
         measured = {case: _measure(case, engines, watches, rounds, steps) for case in cases}
     return Reproduction(
-        claims=tuple(claims_of(measured)),
+        claims=tuple(claims_of(measured, full=options.full)),
         config={"model": options.model_name, "block_size": BLOCK_SIZE, "contiguous_block_size": MAX_BLOCK_SIZE},
         workload={"requests and context": cases, "steps": steps, "seed": options.seed},
         details={
@@ -132,14 +134,15 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     )
 
 
-def claims_of(measured: Mapping[tuple[int, int], PagedCase]) -> Iterator[Claim]:
-    """Yield the ratios as reports, and claims that each layout matches its name."""
+def claims_of(measured: Mapping[tuple[int, int], PagedCase], *, full: bool) -> Iterator[Claim]:
+    """Yield claims that each layout matches its name, and the price, which only full runs are judged by."""
     for case, found in measured.items():
         name = _name(case)
         yield Claim.at_least(f"{name}: scattered blocks that lie apart, share", FEWEST_APART, found.apart["scattered"])
         yield Claim.at_most(f"{name}: blocks in order that lie apart, share", 0.0, found.apart["in order"])
         yield Claim.reported(f"{name}: step, scattered / in order", found.price("in order"))
-        yield Claim.reported(f"{name}: step, scattered / contiguous", found.price("contiguous"))
+        price = found.price("contiguous")
+        yield Claim.at_most(f"{name}: step, scattered / contiguous", MOST_PRICE, price).judged(full)
         price = found.price("contiguous", operators_only=True)
         yield Claim.reported(f"{name}: operators alone, scattered / contiguous", price)
 

@@ -203,6 +203,10 @@ def latency_claims(
             yield Claim.reported(f"{words} ms, the median twelfth", middle * 1e3)
             worst = Claim.at_most(f"{words}, the worst twelfth over it", GOAL_WORST_WINDOW, max(found) / middle)
             yield worst.judged(full and len(found) >= _FEWEST_JUDGED)
+        every = [part["p99"] for part in windows[name] if part.get("p99")]
+        if every:
+            over = max(every) / statistics.median(every)
+            yield Claim.reported(f"{words}, the worst of all twelfths over their median", over)
 
 
 def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:

@@ -102,6 +102,8 @@ def test_a_twelfth_that_others_disturbed_is_left_out_and_named() -> None:
     found = claim_of(WORST, taken, ONE_BAD)
     assert (found.holds, found.measured) == (True, 1.0)
     assert claim_of("twelfths that are judged by their p99", taken, ONE_BAD).measured == 11
+    everywhere = claim_of("p99 TTFT, the worst of all twelfths over their median", taken, ONE_BAD)
+    assert (everywhere.holds, everywhere.measured) == (None, 1.99)
     (remark,) = contention_remarks(taken)
     assert "in twelfth 6 (41%): p99 is not judged there" in remark
 

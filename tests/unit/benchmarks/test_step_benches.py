@@ -165,13 +165,25 @@ def test_the_price_is_the_median_of_ratios_side_by_side() -> None:
     assert case.price("in order") == pytest.approx(1.1)
     assert case.price("contiguous") == pytest.approx(2.0)
     assert case.price("contiguous", operators_only=True) == pytest.approx(4.0)
-    found = measured(list(paging_price.claims_of({(2, 32): case})))
+    found = measured(list(paging_price.claims_of({(2, 32): case}, full=True)))
     assert found["2 x 32: step, scattered / contiguous"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("times_as_long", "full", "holds"), [(1.09, True, True), (1.11, True, False), (9, False, None)]
+)
+def test_a_step_over_scattered_blocks_is_at_most_a_tenth_longer(
+    times_as_long: float, full: bool, holds: bool | None
+) -> None:
+    times = {"scattered": [times_as_long], "in order": [1.0], "contiguous": [1.0]}
+    claims = paging_price.claims_of({(2, 32): PagedCase(times, times, {"scattered": 0.9, "in order": 0.0})}, full=full)
+    (price,) = [claim for claim in claims if claim.what == "2 x 32: step, scattered / contiguous"]
+    assert price.holds is holds
 
 
 def test_blocks_that_are_not_scattered_fail_the_claim() -> None:
     times = {layout: [1.0] for layout in paging_price.LAYOUTS}
-    claims = paging_price.claims_of({(1, 32): PagedCase(times, times, {"scattered": 0.2, "in order": 0.1})})
+    claims = paging_price.claims_of({(1, 32): PagedCase(times, times, {"scattered": 0.2, "in order": 0.1})}, full=True)
     assert [claim.what for claim in claims if claim.holds is False] == [
         "1 x 32: scattered blocks that lie apart, share",
         "1 x 32: blocks in order that lie apart, share",
