@@ -15,7 +15,6 @@ RESULTS = {path.stem: path for path in sorted((ROOT / "benchmarks" / "results").
 COMMITS_LOST = {
     "companions",
     "compare-Qwen2.5-Coder-1.5B.Q4_K_M",
-    "compare-qwen3-bf16-before",
     "qwen3-0.6b-bf16-batch1",
     "qwen3-0.6b-bf16-batch32",
     "qwen3-0.6b-bf16-batch8",
