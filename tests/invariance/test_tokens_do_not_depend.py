@@ -141,6 +141,11 @@ def expected_of_int8_kv(random_models: dict[str, Path]) -> dict[str, list[Any]]:
     return Expected(random_models, **DRAFT_KNOBS["int8 KV"])
 
 
+@pytest.fixture(scope="module")
+def expected_of_int4_kv(random_models: dict[str, Path]) -> dict[str, list[Any]]:
+    return Expected(random_models, kv_cache_dtype="int4")
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("knob", KNOBS)
 def test_knob(knob: str, model: str, random_models: dict[str, Path], expected: dict[str, list[Any]]) -> None:
@@ -334,7 +339,12 @@ def test_prefix_cache_hit(model: str, random_models: dict[str, Path], expected: 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "int4"])
 @pytest.mark.parametrize("model", MODELS)
 def test_checks_of_cached_blocks_change_nothing_and_find_nothing(
-    model: str, kv_cache_dtype: str, random_models: dict[str, Path], expected: dict[str, list[Any]]
+    model: str,
+    kv_cache_dtype: str,
+    random_models: dict[str, Path],
+    expected: dict[str, list[Any]],
+    expected_of_int8_kv: dict[str, list[Any]],
+    expected_of_int4_kv: dict[str, list[Any]],
 ) -> None:
     """In chunks, in any batch, after preemptions: a block is what its tokens give by themselves, to the last bit."""
     prompts, params = requests()
@@ -346,14 +356,13 @@ def test_checks_of_cached_blocks_change_nothing_and_find_nothing(
         "max_num_batched_tokens": 48,
         "num_kv_blocks": num_blocks,
     }
-    items, found = [{"prompt_token_ids": list(p)} for p in prompts], list[Any]()
-    verdicts: list[Verdict] = []
-    for rate in (1.0,) if kv_cache_dtype == "auto" else (0.0, 1.0):  # that is what is expected of every setting
-        with LLM(folder(model, random_models), max_model_len=256, kv_check_rate=rate, **settings) as llm:
-            found.append([essence(llm.generate(items, list(params))) for _ in range(3)])
-            events = llm.engine.engine.recent_events
-            verdicts = [event.verdict for event in events if isinstance(event, KVBlockChecked)]
-    assert found[-1] == ([expected[model]] * 3 if kv_cache_dtype == "auto" else found[0])
+    items = [{"prompt_token_ids": list(p)} for p in prompts]
+    with LLM(folder(model, random_models), max_model_len=256, kv_check_rate=1.0, **settings) as llm:
+        found = [essence(llm.generate(items, list(params))) for _ in range(3)]
+        events = llm.engine.engine.recent_events
+        verdicts = [event.verdict for event in events if isinstance(event, KVBlockChecked)]
+    unchecked = {"auto": expected, "int8": expected_of_int8_kv, "int4": expected_of_int4_kv}[kv_cache_dtype]
+    assert found == [unchecked[model]] * 3
     assert set(verdicts) == {Verdict.EXACT}
     assert len(verdicts) >= len(prompts)
 
