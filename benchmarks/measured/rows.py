@@ -272,7 +272,7 @@ PEERS = ("llama.cpp", "ik_llama.cpp", "openvino", "vllm")
 
 QUALITY: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("SmolLM2-135M-Instruct, Q4_1", ("quality-smollm2", "quality-kv-smollm2")),
-    ("Qwen2.5-Coder-1.5B, Q4_K_M", ("quality-qwen-coder", "quality-kv-qwen-coder")),
+    ("Qwen2.5-Coder-1.5B, Q4_K_M", ("quality-qwen-coder",)),
     ("Gemma 3 270M, Q4_K_M", ("quality-gemma3-270m", "quality-kv-gemma3-270m")),
 )
 """Rows of the third table: models, and results of `bench quality`; if two results have a figure, the later one

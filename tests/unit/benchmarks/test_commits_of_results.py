@@ -28,7 +28,7 @@ COMMITS_LOST = {
     "spec-gate-models",
 }
 """Results of commits that a rewrite of the history dropped, until they are measured again. No name may be added."""
-UNCLEAN = {"quality-embedded-weights", "quality-qwen-coder"}
+UNCLEAN: set[str] = set()
 """Results of checkouts with changes, until they are measured again. No name may be added."""
 
 

@@ -21,9 +21,9 @@ from twostroke.config.kv_format import (
 
 ROOT = Path(__file__).parents[3]
 DECISION = "docs/decisions/008-a-kv-format-is-a-codec.md"
-SMOLLM2, CODER, PEERS = "quality-kv-smollm2", "quality-kv-qwen-coder", "quality-smollm2"
+SMOLLM2, CODER, PEERS = "quality-kv-smollm2", "quality-qwen-coder", "quality-smollm2"
 GEMMA = "quality-kv-gemma3-270m"
-POSITIONS = {SMOLLM2: 2048, CODER: 400, PEERS: 2048, GEMMA: 2048}
+POSITIONS = {SMOLLM2: 2048, CODER: 2048, PEERS: 2048, GEMMA: 2048}
 
 
 def rise_of(result: str, row: str, base: str = "base") -> float:
