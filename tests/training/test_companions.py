@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training.companions import acceptance
+from training.companions.__main__ import kept_record
 from training.companions.draft import Draft
 from training.companions.eagle import Eagle, branch_attention
 from training.companions.medusa import Medusa
@@ -281,3 +282,10 @@ def test_drafts_are_compared_with_what_follows_the_first_token(monkeypatch: pyte
     assert torch.equal(passage.written, text[:, 12:])
     torch.testing.assert_close(passage.features, target.see(context).features)
     torch.testing.assert_close(passage.normed, target.see(context).normed[:, -1])
+
+
+def test_a_drafter_measured_again_without_its_checkpoint_keeps_its_record() -> None:
+    """Checkpoints are not committed; the committed figures tell how the drafters were trained."""
+    for name in ("draft", "medusa", "eagle"):
+        assert kept_record(name)["steps"] > 0
+    assert kept_record("another") == {}
