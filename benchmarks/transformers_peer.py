@@ -1,7 +1,7 @@
-"""transformers as a peer.
+"""transformers, for comparison.
 
-`generate`             the same folder, prompts, element type and threads, its best plain settings
-continuous batching    its own: the same shape, prompts, lengths, element type and slots
+`generate`             same folder, prompts, element type and threads; its fastest settings without extras
+continuous batching    same shape, prompts, lengths, element type and slots
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class TransformersPeer:
     def run_static(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], batch_size: int) -> float:
         """Run static batches in order, each until its longest output is complete; return the seconds.
 
-        Greedy, left-padded, with its KV cache. The end of the text is ignored, by setting the least number of tokens to
-        the most; tokens that a shorter request generates beyond its length are the cost of a static batch.
+        Greedy, left-padded, with its KV cache. End-of-text tokens do not end a sequence, because the minimum number of
+        tokens equals the maximum. Tokens that a shorter request generates beyond its length are the cost of a static
+        batch.
         """
         begin_s = time.perf_counter()
         for begin in range(0, len(prompts), batch_size):
@@ -112,7 +113,7 @@ class TransformersBatching:
     Args:
         folder: model folder; with config.json alone its weights are random.
         dtype: name of the element type.
-        device: that it runs on.
+        device: device to run on.
         memory: settings of its KV cache, if it cannot choose them itself.
 
     Raises:
@@ -143,9 +144,9 @@ class TransformersBatching:
         """Attention implementation that it chose, once it has run."""
 
     def best_s(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], num_slots: int, rounds: int) -> float:
-        """Return the seconds from the first request to the last answer, with all requests there at once.
+        """Return the seconds from the first request to the last answer; all requests are submitted at once.
 
-        It is the fastest of some rounds after a short warm-up; there are fewer rounds if they take long.
+        The fastest of several rounds counts, after a short warm-up. There are fewer rounds if they take long.
 
         Args:
             prompts: token ids.
@@ -162,7 +163,9 @@ class TransformersBatching:
             except EngineError:
                 raise
             except Exception as error:  # its flash attention may need a download
-                log.warning("transformers as it chooses itself: %s; without flash attention", reason_of(error))
+                log.warning(
+                    "transformers failed with its default attention (%s); trying without flash", reason_of(error)
+                )
                 return self._best_s(prompts, max_tokens, num_slots, rounds, auto_switch_to_flash=False)
 
     def _best_s(

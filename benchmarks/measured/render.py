@@ -72,8 +72,8 @@ class Sources:
         """Lines for each machine with its commits, and one that explains the mark."""
         lines = [f"- {machine}: {', '.join(commits)}" for machine, commits in self._machines.items()]
         if self._has_old:
-            dates = f"{OPERATORS_SINCE[:10]}, and for GGUF files of {GGUF_SINCE[:10]}"
-            lines += ["", f"{_OLD} Older than the default operators of today, which are of {dates}."]
+            dates = f"{OPERATORS_SINCE[:10]}; for GGUF files, {GGUF_SINCE[:10]}"
+            lines += ["", f"{_OLD} Measured before the default operators last changed ({dates})."]
         return lines
 
 

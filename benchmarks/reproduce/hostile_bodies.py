@@ -47,7 +47,7 @@ _MOST_TRIES = 3
 _HOLDERS = {
     "digits": "4 MB of digits",
     "long_texts": "a long text",
-    "heavy": "a large right request",
+    "heavy": "a large valid request",
     "many_parts": "a body of many parts",
 }
 """Requests that may block the event loop, by kind."""
@@ -81,7 +81,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     worst_size = max(wrong, key=lambda name: wrong[name].times_body)
     many_size = max((effects[name].times_body for name in right_within), default=0.0)
     large_texts = max(effect.times_body for kind in ("digits", "long_texts") for effect in of_kinds[kind].values())
-    room, of_room = "times the room for them", unfinished["grown_bytes"] / ROOM_BYTES
+    room, of_room = "times their limit", unfinished["grown_bytes"] / ROOM_BYTES
     limits = (
         ("longest time the loop was held beyond parsing the body, ms", GOAL_HELD_MS, _held_ms(effects)),
         ("most memory a body of a wrong type took, times its size", GOAL_TIMES_BODY, wrong[worst_size].times_body),
@@ -97,8 +97,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.equal("answers of 5xx", 0, sum(status >= 500 for status in statuses)),
         *(Claim.at_most(what, bound, measured).judged(options.full) for what, bound, measured in limits),
         Claim.reported("the same of too many elements of the right type", many_size),
-        Claim.reported("longest gap between tokens beside a prompt without scores, ms", gap_ms),
-        Claim.reported("longest gap between tokens beside prompt_logprobs 20 of it, ms", scored_ms),
+        Claim.reported("longest gap between tokens beside a long prompt, ms", gap_ms),
+        Claim.reported("longest gap between tokens beside the same with prompt_logprobs 20, ms", scored_ms),
         Claim.reported("fields", len(fields)),
         Claim.reported("requests", len(effects)),
     )

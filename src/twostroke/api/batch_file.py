@@ -237,9 +237,10 @@ def _request(number: int, content: bytes, urls: frozenset[str]) -> BatchRequest 
 
 
 def _fields(content: bytes) -> dict[str, Any] | None:
-    """Return the fields of a line; None if it is not an object. The body of a large line stays JSON.
+    """Return the fields of a line; None if it is not an object. The body of a large line is returned as JSON bytes.
 
-    Errors of the JSON parsers are passed on.
+    Raises:
+        ValueError: the line is not JSON (from either parser).
     """
     if len(content) <= CHECKED_BYTES:
         value = json.loads(content)

@@ -76,10 +76,10 @@ class TextEngine(TextFrontend):
         Args:
             prompt: text, {"prompt_token_ids": [...]}, or a conversation.
             params: how to sample and when to stop.
-            request_id: see Submission, as for the others.
+            request_id: id of the request; None: one is made.
             priority: lower is served earlier.
             cache_salt: separates cached prefixes.
-            kind: of the outputs.
+            kind: whether outputs have the whole text so far, the new text, or come only at the end.
 
         Returns:
             The request's id, as in its outputs.
@@ -157,7 +157,7 @@ def build_text_engine(config: EngineConfig, wrap_executor: Callable[[Executor], 
 
 @contextmanager
 def hold_interrupts() -> Generator[Callable[[], None]]:
-    """Hold SIGINT back; the yielded function, called between steps, delivers the signal if it came.
+    """Hold SIGINT back. The yielded function, which is called between steps, delivers a held signal.
 
     The previous handler then runs, which raises KeyboardInterrupt unless the program has its own. A second Ctrl-C is
     not held back: it interrupts at once, and an engine interrupted in the middle of a step refuses all later calls.

@@ -22,9 +22,9 @@ from twostroke.pools.member import Role
 log = get_logger(__name__)
 
 HEARTBEATS_PER_TIMEOUT = 4
-"""Heartbeats per timeout: a process sends so many before it counts as dead."""
+"""Heartbeats that a process sends per timeout; it counts as dead when none arrives within the timeout."""
 MAX_FAST_DEATHS = 3
-"""Fast deaths in a row after which a worker is no longer counted on until it is back."""
+"""Consecutive fast deaths after which no request waits for the worker until it is ready again."""
 LATE_AFTER_S = 1.0
 """Seconds without a step, while there is work, after which other workers are preferred: it may hang. Longer than most
 steps."""
@@ -54,7 +54,7 @@ class PoolWorker:
     """A place in a pool, with the process that fills it now. An engine of one process is a pool of one.
 
     Args:
-        role: of the pool.
+        role: role of the pool.
         place: index in the pool.
         launch: starts a process of a given name.
         listener: receives its reports.
@@ -62,12 +62,12 @@ class PoolWorker:
     """
 
     restart_delays_s: tuple[float, ...] = (0.0, 0.5, 2.0, 5.0, 10.0)
-    """Seconds before a start, by the number of deaths in a row, of which a late one counts as the first; the last value
-    from then on."""
+    """Seconds before a restart, by the number of consecutive deaths; further deaths use the last value. A death that is
+    not fast counts as the first."""
     fast_death_s = 5.0
     """Seconds after loading within which a death counts as fast, if no token was made."""
     gives_up = False
-    """Whether restarts end after some fast deaths, instead of going on from time to time."""
+    """Whether the worker is given up after MAX_FAST_DEATHS fast deaths, instead of restarted from time to time."""
 
     def __init__(
         self,

@@ -136,8 +136,8 @@ class DraftPlan:
     drafted_tokens: float
     """Expected tokens of the best plan with at least one draft, even if it is slower than no drafts.
 
-    Candidate plans take drafts in falling order of value, equal values together. Where no draft can be accepted: the
-    tokens without drafts.
+    Candidate plans add drafts in falling order of value; drafts of equal value are added together. If no draft can be
+    accepted, this is the number of tokens without drafts.
     """
     drafted_seconds: float
     """Expected time of that plan."""

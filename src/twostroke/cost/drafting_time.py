@@ -47,7 +47,7 @@ class DraftingTimes:
         Args:
             num_requests: requests that had a draft.
             num_drafts: largest number of drafts of one request.
-            num_unread: tokens of requests that were asked for drafts and were not in the step before.
+            num_unread: tokens of the drafting requests that were not in the previous step, which the drafter reads.
             seconds: drafting time, including requests for which nothing was found.
             now: step counter.
 

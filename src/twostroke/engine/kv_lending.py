@@ -53,7 +53,7 @@ class KVLending:
         """Leases whose blocks the current step fills."""
 
     def arrived(self, arrival: Arrival) -> None:
-        """Grant a lease for a request that arrived: of the prompt's tokens in blocks that are full on both sides."""
+        """Grant a lease for a request that arrived. It covers the prompt's blocks that are full for both engines."""
         if arrival.lend_as is None:
             return
         whole = math.lcm(self._prefix_tokens, arrival.lend_block_size or 1)

@@ -89,7 +89,7 @@ def main() -> None:
 
 _WALK_BYTES = 96
 _FIRST = (b'{[,":', b'",:')
-"""Bytes that a walk prefers: those that open objects and continue in them."""
+"""Bytes that the walk prefers, because they open objects and continue them."""
 _SPACE = frozenset(b" \t\r\n")
 
 

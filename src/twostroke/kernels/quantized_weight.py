@@ -80,7 +80,7 @@ class QuantizedWeight:
     """Whether codes are the bits of float8_e4m3fn; such weights have no mins and no order."""
 
     super_scales: Tensor | None = None
-    """float16 [N, K / SUPER_BLOCK], or None without super-blocks; weights with super-blocks have no order."""
+    """float16 [N, K / SUPER_BLOCK], or None without super-blocks. If set, `order` is None."""
     super_mins: Tensor | None = None
     """float16 [N, K / SUPER_BLOCK]: factors of the mins; None where the format has no mins."""
 

@@ -3,9 +3,9 @@
 Each row is measured in a process of its own, as a user starts it. "Own memory" is anonymous memory, since mapped
 files can be dropped and read again. The memory of importing torch alone is measured in the same way and subtracted.
 
-KV memory that was never written is not resident, and one token writes one block. So memory is compared with packed
-weights plus all of the KV memory, which a busy engine fills, and with the weights alone, where unwritten KV hides
-nothing. The default KV memory is small.
+KV memory that was never written is not resident, and one token writes one block. So memory is compared with two sums:
+packed weights plus all of the KV memory, which a busy engine fills; and the weights alone, which shows other memory
+that the unwritten KV would hide. The default KV memory is small.
 """
 
 from __future__ import annotations

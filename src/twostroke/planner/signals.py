@@ -17,7 +17,7 @@ class Signals:
     """Figures of one history."""
 
     started: EngineStarted | None = None
-    """Start event; of several processes, that of the one whose steps ran longest."""
+    """Start event. With several processes, the one of the process whose steps ran longest."""
     begin_s: float = 0.0
     """Time of the first arrival or step; before there is one, time of the first event."""
     end_s: float = 0.0
@@ -61,7 +61,7 @@ class Signals:
     num_evicted_hits: int = 0
     """Number of admissions whose prefix had been cached and was evicted."""
     evicted_again: int = 0
-    """Largest number of such first admissions of prompts with the same beginning."""
+    """Largest number of those admissions whose prompts have the same beginning; first admissions only."""
     ttft: dict[str, float] = field(default_factory=dict[str, float])
     queue: dict[str, float] = field(default_factory=dict[str, float])
     itl: dict[str, float] = field(default_factory=dict[str, float])

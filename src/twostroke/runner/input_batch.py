@@ -64,8 +64,7 @@ class RequestTable:
 
     @staticmethod
     def bytes_for(layout: KVLayout, max_model_len: int, num_requests: int) -> int:
-        """Return the most bytes a table takes for so many live requests; while it doubles, the old half exists
-        twice."""
+        """Return the most bytes a table takes for so many live requests, including the copy while it doubles."""
         num_rows = _FIRST_ROWS
         while num_rows < num_requests:
             num_rows *= 2
@@ -85,7 +84,7 @@ class RequestTable:
         return self._rows[request_id]
 
     def has(self, request_id: str, row: RequestRow) -> bool:
-        """Return whether this row is still the request's; both the id and the row may have been reused."""
+        """Return whether this row still belongs to the request; both the id and the row may have been reused."""
         return self._rows.get(request_id) is row
 
     def add(
@@ -193,7 +192,7 @@ class InputBatch:
     """[num_pooled]: requests that end with the hidden state of their last token."""
 
     def sampled_tokens(self) -> IntArray:
-        """Return the tokens of the flat batch after which one is drawn, by request and position. [num_samples + drafts]
+        """Return the places in the flat batch whose logits are sampled, by request and position. [num_samples + drafts]
 
         ```
         request   ..known.. last draft draft

@@ -24,7 +24,7 @@ class KVMover:
     ```
 
     On a GPU the slots are pinned, so that only work that needs a copy waits for it. Prefetches run beside the pass, on
-    a separate stream, after everything that may still read their blocks. On a CPU all of them are done at once.
+    a separate stream, after everything that may still read their blocks. On a CPU every copy is made synchronously.
 
     Args:
         kv: the blocks.

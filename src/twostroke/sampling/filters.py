@@ -115,8 +115,8 @@ def _largest(row: NDArray[np.float32], width: int) -> NDArray[np.float32]:
 
 
 def _num_in_nucleus(values: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
-    """Return the number of falling values that min_p, top_k and top_p keep. values: [R, C]; the others and int64: [R,
-    1]."""
+    """Return how many values of each row min_p, top_k and top_p keep. values: [R, C], falling; the others and the
+    result (int64): [R, 1]."""
     left = values >= floor
     # A sequential sum, so that the sum up to a token does not depend on what follows it.
     up_to = exp_(values.to(torch.float64)).masked_fill_(~left, 0.0).cumsum_(dim=-1)

@@ -204,7 +204,8 @@ class QueueOrder:
 class DeadlineOrder(QueueOrder):
     """Order by the keys, also for prefills in progress.
 
-    A chunk goes first to the head of the queue if its key is earlier. The module's text explains the keys.
+    The head of the queue starts before a running prefill continues if its key is earlier. The module's text explains
+    the keys.
     """
 
     def goes_before(self, head: Request, prefill: Request) -> bool:
@@ -253,7 +254,7 @@ class TenantQueues:
         return len(self._queues.get(tenant, ()))
 
     def of(self, tenant: str) -> RequestQueue:
-        """Return the queue of a tenant that has one."""
+        """Return the queue of a tenant. KeyError: no request of the tenant is in it."""
         return self._queues[tenant]
 
     def snapshot(self) -> tuple[Request, ...]:

@@ -60,7 +60,7 @@ class Drafts(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """Slots taken of those that a request has for drafts."""
+        """Number of draft slots that the chain and the branches use."""
         return len(self.chain) + sum(1 + len(branch) for branch in self.branches)
 
 

@@ -141,7 +141,7 @@ class ChatTemplate:
         return found
 
     def mentions(self, name: str) -> bool:
-        """Return whether any template contains `name`; a template without it does not read a field of this name."""
+        """Return whether any template contains `name`. If none does, none reads a field of this name."""
         return any(name in source for source in self._sources)
 
     def _warn_unwritten(self, messages: Sequence[JSON], *, has_tools: bool) -> None:

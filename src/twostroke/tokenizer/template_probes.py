@@ -230,12 +230,12 @@ class Unwritten:
 
     @cached_property
     def calls_beside_text(self) -> bool:
-        """Whether calls of earlier turns with text are never written."""
+        """Whether the template omits the tool calls of earlier turns that also have text."""
         return self._hides_calls("mark")
 
     @cached_property
     def text_beside_calls(self) -> bool:
-        """Whether the text of earlier turns that call tools is never written."""
+        """Whether the template omits the text of earlier turns that also call tools."""
         return self._never_differ(
             [
                 [([_ASKED, _called("f", text), next_turn], tools) for text in ("markone", "marktwo")]

@@ -76,7 +76,7 @@ def test_a_row_shows_its_figures_and_one_without_a_result_says_so(tmp_path: Path
         "| later | `not-yet` |  |  | not measured |  |",
     ]
     assert lines[-3] == "- Some CPU, 2 cores: `0123456` of 2026-01-02"
-    assert lines[-1].startswith("† Older than the default operators of today")
+    assert lines[-1].startswith("† Measured before the default operators last changed")
 
 
 def test_a_figure_that_a_result_lacks_is_an_error(tmp_path: Path) -> None:

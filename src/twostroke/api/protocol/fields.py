@@ -155,7 +155,7 @@ def acts(description: str, **limits: Any) -> Any:
 
 
 def bookkeeping(description: str) -> Any:
-    """Return a field of the client's own notes."""
+    """Return an optional field that is for the client's own records and does not change the answer."""
     return Field(default=None, description=description, json_schema_extra={_STANDING: FieldStanding.BOOKKEEPING})
 
 

@@ -39,7 +39,7 @@ class Program(Protocol):
 
 
 def jit(function: Callable[..., Any]) -> Program:
-    """Apply triton.jit, with a type."""
+    """Apply triton.jit, and give the result a static type."""
     return triton.jit(function)
 
 

@@ -68,7 +68,7 @@ class PackedGated:
         bias: Tensor | None,
         activation: Activation,
     ) -> None:
-        """Pack both as one product."""
+        """Pack gate and up as one matrix."""
         self._linear = pack(weight, bias)
         self._activation: Activation = activation
 
