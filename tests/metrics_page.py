@@ -14,7 +14,7 @@ _OF_ALL = frozenset({"model_name", "engine"})
 _OF_SGLANG = _OF_ALL | {"engine_type", "tp_rank", "pp_rank"}
 _ROW = re.compile(r"^\| `(\w+):(\w+)` \| (\w+) \| (.*?) \| (.*?) \| (.*?) \| (.*) \|$", re.MULTILINE)
 _WITHOUT = re.compile(r"It has no label `(\w+)`\.")
-_SGLANGS_OWN = re.compile(r"SGLang also gets\s+(.*?),? sums and labels", re.DOTALL)
+_SGLANGS_OWN = re.compile(r"For SGLang there are also\s+(.*?), which are derived", re.DOTALL)
 
 
 @cache
