@@ -73,7 +73,7 @@ RESULTS: Mapping[str, Study] = {
     "live-page": Study(
         "live_view", "The live view in a browser: 1,000 requests, 100,000 blocks", _MODEL, "reproduce_page"
     ),
-    "stories": Study("stories", "The six stories of the switchboard, told by their buttons", _MODEL),
+    "stories": Study("stories", "The six prepared experiments of the lab, started by their buttons", _MODEL),
     "hostile-files": Study("hostile_files", "mutated files of every kind that comes from elsewhere", _MODEL),
     "long-prompt": Study("long_prompt", "A prompt of 131,072 tokens beside 8 short requests"),
 }

@@ -1,4 +1,4 @@
-"""The switchboard on a real server: experiments beside it, for its administrator alone, and in a browser."""
+"""The lab of a real server: experiments beside it, for its administrator alone, and in a browser."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_story_is_told_at_a_click(
         opened(browser, f"{lab.url}/#lab") as (page, complaints),
     ):
         expect(page.locator(".card")).to_have_count(6)
-        page.get_by_role("button", name="Run: Speculative decoding").dblclick()  # the second one is no other wish
+        page.get_by_role("button", name="Run: Speculative decoding").dblclick()  # starts one experiment only
         expect(page.locator(".verdict .tokens")).to_contain_text("equal for all 5 requests, in all 8", timeout=120_000)
         told = httpx.get(f"{lab.url}/lab/experiment").json()
         figures = told["results"]["b"]["figures"]
@@ -153,15 +153,15 @@ def test_a_story_is_told_at_a_click(
         per_pass = f"{figures['tokens_per_pass']['median']:.2f} tokens"
         effects = re.compile(f"{re.escape(per_pass)}|may have made the difference")  # on a machine that others use
         expect(page.locator(".verdict .effect").first).to_contain_text(effects)
-        expect(page.locator(".verdict .price")).to_contain_text("The price. Of the draft tokens")
+        expect(page.locator(".verdict .price")).to_contain_text("Cost. Of the draft tokens")
         table = page.locator("#experiment table")
         expect(table).to_contain_text("TTFT p50")
-        for name, row in (("output_tokens_per_s", "tokens per second"), ("duration_s", "all of it, s")):
+        for name, row in (("output_tokens_per_s", "tokens per second"), ("duration_s", "total time, s")):
             is_told = (
                 table.locator("tr").filter(has=page.get_by_role("rowheader", name=row, exact=True)).locator(".better")
             )
             expect(is_told).to_have_count(abs(told["verdict"]["apart"][name]))
-        expect(page.locator("#experiment")).to_contain_text("ITL is left out of a side with drafts")
+        expect(page.locator("#experiment")).to_contain_text("A side with drafts has no ITL")
         take_picture(page, pictures, "page-lab")
         lanes_tell_reasons(page)
         page.set_viewport_size({"width": 390, "height": 800})
@@ -196,7 +196,7 @@ def test_a_late_answer_does_not_hide_an_experiment_that_was_started(
                 held.append((route, route.fetch()))
 
         page.route("**/lab/experiment", hold_the_first)
-        page.get_by_role("link", name="Switchboard").click()
+        page.get_by_role("link", name="Lab").click()
         button = page.get_by_role("button", name="Run: Speculative decoding")
         expect(button).to_be_enabled()
         while not held:
@@ -206,8 +206,8 @@ def test_a_late_answer_does_not_hide_an_experiment_that_was_started(
         route, answer = held[0]
         route.fulfill(response=answer)
         expect(page.locator("#experiment")).to_contain_text("Run 1 of 8", timeout=60_000)
-        page.get_by_role("button", name="Stop it").click()
-        expect(page.locator("#experiment")).to_contain_text("It was stopped.")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#experiment")).to_contain_text("Stopped.")
         assert not complaints
 
 
@@ -220,7 +220,7 @@ def lanes_tell_reasons(page: Page) -> None:
     for key, told in (("ArrowDown", "request-0: "), ("ArrowDown", "request-1: "), ("ArrowRight", "request-1: ")):
         page.keyboard.press(key)
         expect(line).to_contain_text(told)
-    expect(line).to_have_text(re.compile(r"request-1: waited for .+, [\d.]+ ms from [\d.]+ ms on: \w.*"))
+    expect(line).to_have_text(re.compile(r"request-1: waited for .+, [\d.]+ ms, starting at [\d.]+ ms: \w.*"))
     side.locator("canvas").hover(position={"x": 3, "y": 45})
     expect(line).to_contain_text("request-4: ")
     page.keyboard.press("Escape")
@@ -236,7 +236,7 @@ def test_a_form_says_what_is_wrong_and_an_outage_ends(
     ):
         workload = page.locator("fieldset[data-side=workload]")
         run_both, refused = page.get_by_role("button", name="Run both"), page.locator("#lab form .trouble")
-        for name, typed, told in (("num_requests", "9000", "num_requests"), ("rate", "1e", "rate of “What both")):
+        for name, typed, told in (("num_requests", "9000", "num_requests"), ("rate", "1e", "rate of “Workload”")):
             workload.locator(f"[name={name}]").fill("")
             workload.locator(f"[name={name}]").press_sequentially(typed)
             run_both.click()
@@ -255,10 +255,10 @@ def test_a_form_says_what_is_wrong_and_an_outage_ends(
         assert lab.http.delete("/lab/experiment").json() == {"stopped": True}
         page.context.set_offline(False)
         expect(trouble).to_be_hidden()
-        expect(page.locator("#experiment")).to_contain_text("It was stopped.")
+        expect(page.locator("#experiment")).to_contain_text("Stopped.")
         lab.post("/lab/experiment", LONG)  # from elsewhere: it is seen, and can be stopped, by whoever comes back
         page.get_by_role("link", name="Live").click()
-        page.get_by_role("link", name="Switchboard").click()
-        page.get_by_role("button", name="Stop it").click()
-        expect(page.locator("#experiment")).to_contain_text("It was stopped.")
+        page.get_by_role("link", name="Lab").click()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#experiment")).to_contain_text("Stopped.")
         assert not [said for said in complaints if "400" not in said and "ERR_INTERNET_DISCONNECTED" not in said]

@@ -68,10 +68,10 @@ def test_tiles_percentiles_and_columns_are_those_of_metrics_and_timelines(
             )
             texts = dict(zip(headings(page), cells.all_inner_texts(), strict=False))
             assert int(texts["Cached"]) == lane["num_cached_tokens"]
-            assert int(texts["Prompt"]) == lane["num_prompt_tokens"]
-            assert texts["Output"] == f"{lane['num_output_tokens']} of 80"
+            assert int(texts["Prompt tokens"]) == lane["num_prompt_tokens"]
+            assert texts["Output tokens"] == f"{lane['num_output_tokens']} of 80"
             assert float(texts["TTFT"].split()[0]) == pytest.approx(lane["ttft_ms"], rel=0.01)
-            assert texts["Preempted"] == (f"{lane['num_preemptions']}" if lane["num_preemptions"] else "\N{EN DASH}")
+            assert texts["Preemptions"] == (f"{lane['num_preemptions']}" if lane["num_preemptions"] else "\N{EN DASH}")
         assert not complaints
     server.stop()
 

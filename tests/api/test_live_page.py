@@ -167,7 +167,7 @@ def test_a_frozen_picture_stands_still_and_goes_on(browser: Browser, small: Serv
         page.get_by_role("link", name="Live").click()
         page.wait_for_timeout(600)
         assert page.locator("#step-told").inner_text() == frozen
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume").click()
         expect(page.locator("#step-told")).not_to_have_text(frozen)
         assert not complaints
 
@@ -181,7 +181,7 @@ def test_a_request_that_the_table_has_forgotten_is_told_of_and_its_timeline_show
         expect(page.locator("#status")).to_contain_text("Ended")
         for _ in range(70):
             small.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
-        page.get_by_role("button", name="Show it in the engine").click()
+        page.get_by_role("button", name="Show in the live view").click()
         expect(page.locator("#live [role=status]").first).to_contain_text("is not in the table")
         expect(page.locator("#followed table")).to_contain_text("prefill")
         expect(page.locator("#lanes .told")).to_contain_text(re.compile(r"24 of \d+ requests are drawn"))
@@ -239,16 +239,16 @@ def test_a_request_is_ended_from_its_detail_when_that_is_confirmed(browser: Brow
         expect(abort).to_be_hidden()
         page.locator("#requests tbody tr:not(.ended) button").first.click()
         abort.click()
-        expect(detail).to_contain_text("Who waits for its answer gets an error.")
-        detail.get_by_role("button", name="No, let it run").click()
+        expect(detail).to_contain_text("Its client gets an error.")
+        detail.get_by_role("button", name="No, continue").click()
         expect(abort).to_be_focused()
         abort.click()
         page.keyboard.press("Escape")
         expect(abort).to_be_visible()
         assert not answers, "nobody has said yes"
         abort.click()
-        detail.get_by_role("button", name="Yes, abort it").dblclick()  # which is one wish
-        expect(detail).to_contain_text("was ended.")
+        detail.get_by_role("button", name="Yes, abort it").dblclick()  # aborts once
+        expect(detail).to_contain_text("was aborted.")
         expect(abort).to_be_hidden()
         small.wait_until_idle()
         assert not complaints
@@ -271,7 +271,7 @@ def test_a_tap_anywhere_on_a_row_shows_the_request_and_ends_nothing(browser: Bro
         assert not answers
         page.locator("#followed").get_by_role("button", name="Abort", exact=True).tap()
         page.locator("#followed").get_by_role("button", name="Yes, abort it").tap()
-        expect(page.locator("#followed")).to_contain_text("was ended.")
+        expect(page.locator("#followed")).to_contain_text("was aborted.")
         small.wait_until_idle()
         assert not complaints
     assert answers[0].status_code >= 500
@@ -310,12 +310,12 @@ def test_a_server_that_is_silent_is_told_apart_from_one_that_has_nothing_to_say(
         frozen = came.inner_text()
         page.wait_for_timeout(5_000)
         assert came.inner_text() == frozen
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume").click()
         page.wait_for_timeout(5_700)  # nothing happens, and the server is well
         assert float(came.inner_text().split()[0]) > 10, "time stands still where nothing happens"
         expect(page.locator("#live .trouble")).to_be_hidden()
         server.process.send_signal(signal.SIGSTOP)
-        expect(page.locator("#live .trouble")).to_contain_text("The server is silent", timeout=PATIENCE_MS)
+        expect(page.locator("#live .trouble")).to_contain_text("The server sends nothing", timeout=PATIENCE_MS)
         page.wait_for_timeout(300)
         broken = came.inner_text()
         page.wait_for_timeout(600)
@@ -343,7 +343,7 @@ def test_keys_are_asked_for_and_tenants_see_no_names_of_others(browser: Browser)
             expect(page.locator("#live .trouble")).to_contain_text("401")
             complaints.clear()
             page.locator("#key").evaluate(TYPE, "ключ")
-            expect(page.locator("#live .trouble")).to_contain_text("characters that no key has")
+            expect(page.locator("#live .trouble")).to_contain_text("characters that a header cannot carry")
             page.locator("#key").evaluate(TYPE, "root")
             expect(page.locator("#live .trouble")).to_be_hidden()
             expect(page.locator("#requests tbody")).not_to_contain_text("another tenant's")

@@ -90,8 +90,8 @@ def test_the_page_shows_it_at_a_click_and_not_before(
         page.locator("#requests tbody tr", has_text="cmpl-same#").nth(1).locator("button.link").click()  # the first
         expect(page.locator("#followed table")).to_contain_text("prefill")
         expect(page.locator("body")).not_to_contain_text("secret_of_ann")
-        page.get_by_role("button", name="Show its prompt").click()
+        page.get_by_role("button", name="Show prompt").click()
         expect(page.locator("#followed pre.prompt")).to_have_text(PROMPT)  # as text, whatever markup it has
-        page.get_by_role("button", name="Follow nobody").click()
+        page.get_by_role("button", name="Clear selection").click()
         expect(page.locator("body")).not_to_contain_text("secret_of_ann")
         assert not complaints

@@ -93,7 +93,7 @@ def num_threads() -> int:
 def _check(name: str, value: Any) -> None:
     switch = _BY_NAME.get(name)
     if switch is None:
-        raise UnknownParameter(name, list(_BY_NAME), "the switchboard")
+        raise UnknownParameter(name, list(_BY_NAME), "the lab")
     if switch.values:
         if not any(value is known or (value == known and type(value) is type(known)) for known in switch.values):
             raise InvalidParameter(name, value, f"must be one of {', '.join(map(repr, switch.values))}")

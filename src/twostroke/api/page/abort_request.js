@@ -1,4 +1,4 @@
-/** The way to end a request: a button that asks first, so that nobody ends one by a tap in the wrong place. */
+/** A button that aborts a request. It asks first, so that no request ends by an accidental tap. */
 import { ask } from "./answer_stream.js";
 import { el, setText } from "./dom.js";
 import { key } from "./key.js";
@@ -8,17 +8,17 @@ export class AbortRequest {
   #begin = el("button", { type: "button" }, "Abort");
   #question = el("span");
   #yes = el("button", { type: "button" }, "Yes, abort it");
-  #no = el("button", { type: "button" }, "No, let it run");
+  #no = el("button", { type: "button" }, "No, continue");
   #asking = el("span", { className: "asking", role: "group", "aria-label": "Abort?", hidden: true }, this.#question, " ", this.#yes, " ", this.#no);
   #id = null;
   #beside;
-  #hasBegun = false; // an end that was asked for has not been answered yet, or has succeeded
+  #hasBegun = false; // an abort was requested, and has not failed
 
-  /** Says what came of it. */
+  /** Result of the abort. */
   outcome = el("p", { className: "hint", role: "status" });
   element = el("span", {}, this.#begin, this.#asking);
 
-  /** @param {HTMLElement} beside gets the focus when there is nothing to end any more */
+  /** @param {HTMLElement} beside gets the focus when the request has ended */
   constructor(beside) {
     this.#beside = beside;
     this.#begin.addEventListener("click", () => this.#ask(true));
@@ -29,7 +29,7 @@ export class AbortRequest {
 
   /**
    * @param {string|null} id of the sequence that is shown
-   * @param {boolean} canAbort whether it lives, and is of who looks
+   * @param {boolean} canAbort whether it is running and belongs to the viewer
    */
   show(id, canAbort) {
     if (id !== this.#id) {
@@ -46,7 +46,7 @@ export class AbortRequest {
   }
 
   #ask(isAsking) {
-    setText(this.#question, `Abort ${nameOf(this.#id)}? Who waits for its answer gets an error.`);
+    setText(this.#question, `Abort ${nameOf(this.#id)}? Its client gets an error.`);
     this.#asking.hidden = !isAsking;
     this.#begin.hidden = isAsking;
     (isAsking ? this.#no : this.#begin).focus({ preventScroll: true });
@@ -54,12 +54,12 @@ export class AbortRequest {
 
   async #abort() {
     const id = this.#id;
-    this.#hasBegun = true; // a double click is one wish
+    this.#hasBegun = true; // a double click aborts once
     this.show(id, false);
     let told;
     try {
       await ask(`v1/requests/${encodeURIComponent(nameOf(id))}/abort`, key(), { method: "POST" });
-      told = `${nameOf(id)} was ended.`;
+      told = `${nameOf(id)} was aborted.`;
     } catch (error) {
       if (id === this.#id) this.#hasBegun = false;
       told = error.message;

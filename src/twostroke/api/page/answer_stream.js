@@ -1,4 +1,4 @@
-/** The server said no, or stopped in the middle; the message is for people. */
+/** The server refused the request, or its answer ended early; the message is for users. */
 export class Refusal extends Error {
   /**
    * @param {string} message
@@ -14,10 +14,10 @@ export class Refusal extends Error {
  * Sends a request and yields the chunks of its answer as they come.
  * @param {{path: string, body: object}} request as the API takes it
  * @param {string} key empty where none is needed, or where the browser sends one by itself
- * @param {AbortSignal} signal ends it, here and at the server
+ * @param {AbortSignal} signal aborts the request, here and at the server
  * @returns {AsyncGenerator<object>}
- * @throws {Refusal} with the server's own words where it has some
- * @throws {DOMException} AbortError, once the signal was given
+ * @throws {Refusal} with the server's message, if it sent one
+ * @throws {DOMException} AbortError after the signal
  */
 export async function* answerChunks({ path, body }, key, signal) {
   const response = await ask(path, key, {
@@ -38,10 +38,10 @@ export async function* answerChunks({ path, body }, key, signal) {
     if (chunk.error) throw new Refusal(chunk.error.message);
     yield chunk;
   }
-  throw new Refusal("The answer broke off: the server ended the connection.");
+  throw new Refusal("The answer is incomplete: the server closed the connection.");
 }
 
-/** What no header can carry: control characters, and all beyond Latin-1. */
+/** Characters that no header can carry: control characters, and all beyond Latin-1. */
 const UNSENDABLE = /[^\x20-\x7e\xa0-\xff]/;
 
 /**
@@ -53,7 +53,7 @@ const UNSENDABLE = /[^\x20-\x7e\xa0-\xff]/;
  * @throws {Refusal} in words
  */
 export async function ask(path, key, options = {}) {
-  if (UNSENDABLE.test(key)) throw new Refusal("The key has characters that no key has: it was not sent.", 401);
+  if (UNSENDABLE.test(key)) throw new Refusal("The API key has characters that a header cannot carry; nothing was sent. Type it again.", 401);
   const authorization = key ? { authorization: `Bearer ${key}` } : {};
   let response;
   try {
@@ -74,7 +74,7 @@ async function refusalWords(response) {
 }
 
 /**
- * The lines of a body; chunks of it may end anywhere, within a character too.
+ * Yields the lines of a body; its chunks may end anywhere, even within a character.
  * @param {ReadableStream} body
  * @throws {Refusal} the connection was lost
  */
@@ -91,8 +91,8 @@ export async function* lines(body) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("The answer broke off: the connection was lost.");
+    throw new Refusal("The answer is incomplete: the connection was lost.");
   } finally {
-    reader.cancel().catch(() => {}); // of a body that failed there is nothing left to cancel
+    reader.cancel().catch(() => {}); // a body that failed cannot be cancelled
   }
 }

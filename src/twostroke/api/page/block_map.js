@@ -1,4 +1,4 @@
-/** Every KV block as a cell: what is in it, who wrote just now, whose it is. */
+/** The KV blocks, one cell each: state, latest writes, and owners. */
 import { STATES } from "./live_model.js";
 import { choose, chooser, colour, el, panel, setText } from "./dom.js";
 import { short, whole } from "./words.js";
@@ -7,7 +7,7 @@ const NAMES = ["free", "used", "shared", "cached", "out", "held"];
 const MOST_HEIGHT = 360;
 
 export class BlockMap {
-  #canvas = chooser("KV blocks; arrow keys choose one, Enter follows its request");
+  #canvas = chooser("KV blocks; arrow keys choose one, Enter selects its request");
   #told = el("p", { id: "block-told", className: "hint" });
   #legend = el("p", { className: "legend" });
   #counts = [];
@@ -21,7 +21,7 @@ export class BlockMap {
   #chosen = null;
   #follow;
 
-  /** @param {function(string)} follow is told of the request whose block was clicked */
+  /** @param {function(string)} follow receives the request whose block was clicked */
   constructor(follow) {
     this.#follow = follow;
     this.#counts = STATES.map((state, i) => {
@@ -29,7 +29,7 @@ export class BlockMap {
       this.#legend.append(el("span", { className: `mark block-${NAMES[i]}` }, `${state} `, count));
       return count;
     });
-    this.#legend.append(el("span", { className: "mark block-written" }, "just written"), el("span", { className: "mark block-followed" }, "of the request that is followed"));
+    this.#legend.append(el("span", { className: "mark block-written" }, "just written"), el("span", { className: "mark block-followed" }, "of the selected request"));
     this.element = panel("blocks", "KV blocks", this.#legend, el("div", { className: "drawing" }, this.#canvas), this.#told);
     this.#canvas.addEventListener("mousemove", (event) => this.#choose(this.#at(event.offsetX, event.offsetY)));
     this.#canvas.addEventListener("mouseleave", () => this.#choose(null));
@@ -40,7 +40,7 @@ export class BlockMap {
 
   /**
    * @param {object} engine of the model
-   * @param {string|null} followed a request
+   * @param {string|null} followed id of the selected request
    */
   show(engine, followed) {
     this.#engine = engine;
@@ -109,7 +109,7 @@ export class BlockMap {
 
   #tell() {
     if (this.#chosen === null || !this.#engine || this.#chosen >= this.#engine.blocks.length) {
-      setText(this.#told, "Point at a block, or choose one with the arrow keys; a click or Enter follows its request.");
+      setText(this.#told, "Point at a block, or choose one with the arrow keys; a click or Enter selects its request.");
       return;
     }
     const sizes = this.#engine.config.block_tokens;
@@ -123,7 +123,7 @@ export class BlockMap {
 const pixels = new Map();
 document.addEventListener("scheme", () => pixels.clear());
 
-/** A colour of the style sheet as ImageData has it. */
+/** Return a colour of the style sheet in ImageData's form. */
 function pixel(name) {
   if (!pixels.has(name)) {
     const context = new OffscreenCanvas(1, 1).getContext("2d");

@@ -1,8 +1,8 @@
 /**
- * A request as a command line. The key is named and never shown.
+ * Return a request as a curl command. The key appears as an environment variable.
  * @param {{path: string, body: object}} request
  * @param {string} origin of the server
- * @param {boolean} hasKey whether the server asks for one
+ * @param {boolean} hasKey whether the server needs a key
  */
 export function asCurl({ path, body }, origin, hasKey) {
   const words = ["curl", "-N", origin + path, "-H", "'Content-Type: application/json'"];
@@ -17,10 +17,10 @@ const OPENAI_FIELDS = [
 ];
 
 /**
- * A request as a program for OpenAI's Python client. The key is named and never shown.
+ * Return a request as a program for OpenAI's Python client. The key appears as an environment variable.
  * @param {{path: string, body: object}} request
  * @param {string} origin of the server
- * @param {boolean} hasKey whether the server asks for one
+ * @param {boolean} hasKey whether the server needs a key
  */
 export function asOpenaiPython({ path, body }, origin, hasKey) {
   const isChat = "messages" in body;
@@ -43,7 +43,7 @@ for chunk in stream:
 `;
 }
 
-/** A value of JSON as Python writes it: the strings are the same, true, false and null are not. */
+/** Return a JSON value in Python syntax: true, false and null differ, strings are the same. */
 function inPython(value) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
@@ -54,7 +54,7 @@ function inPython(value) {
     .join(", ")}}`;
 }
 
-/** Text as one word of a POSIX shell. */
+/** Return text quoted as one word of a POSIX shell. */
 function shellQuoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }

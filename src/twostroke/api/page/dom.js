@@ -26,13 +26,13 @@ export function panel(id, title, ...children) {
   return el("section", { id, className: "panel", "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), ...children);
 }
 
-/** Sets a text, and touches the page only if it is another. */
+/** Sets an element's text; changes the page only if the text differs. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
 /**
- * A canvas as wide as its place, sharp on any screen; whoever draws gets a context whose unit is a CSS pixel.
+ * Resizes a canvas to its parent, for any pixel ratio; returns a context whose unit is a CSS pixel.
  * @param {HTMLCanvasElement} canvas
  * @param {number} height in CSS pixels
  */
@@ -52,7 +52,7 @@ export function sized(canvas, height) {
 }
 
 /**
- * A canvas of which one thing after the other can be chosen by keys: a slider, to whoever hears the page.
+ * Makes a canvas whose items can be chosen by keys; screen readers see a slider.
  * @param {string} label
  */
 export function chooser(label) {
@@ -61,7 +61,7 @@ export function chooser(label) {
   return canvas;
 }
 
-/** Says what was chosen, by its number and in words; what stays the same is not said again. */
+/** Announces the chosen item to screen readers, by number and in words, if it changed. */
 export function choose(canvas, number, least, most, words) {
   const said = { valuemin: least, valuemax: most, valuenow: number, valuetext: words };
   for (const [name, value] of Object.entries(said)) {
@@ -76,7 +76,7 @@ scheme.addEventListener("change", () => {
   document.dispatchEvent(new Event("scheme"));
 });
 
-/** A custom property of the style sheet, for canvases: one place says what a colour means, light and dark. */
+/** Return a custom property of the style sheet, so that canvases use its light and dark colours. */
 export function colour(name) {
   COLOURS[name] ??= getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   return COLOURS[name];

@@ -1,11 +1,11 @@
 const RECENT_MS = 1000;
 
-/** How fast an answer came, as whoever reads it sees it. */
+/** Latencies and rates of one answer, measured in the browser. */
 export class Figures {
   #sentMs;
   #firstMs = null;
   #lastMs = null;
-  #recent = []; // [ms, tokens so far] of the last second, and the one before it
+  #recent = []; // [ms, tokens so far] in the last second, and the latest entry before it
 
   numOutputTokens = 0;
 
@@ -15,7 +15,7 @@ export class Figures {
   }
 
   /**
-   * Notes how many tokens there are now; times are those of the last that was new.
+   * Records the number of tokens so far; the time counts only if it has grown.
    * @param {number} nowMs on the clock of `sentMs`
    * @param {number} numOutputTokens all of the answer so far
    */
@@ -33,7 +33,7 @@ export class Figures {
     return this.#firstMs === null ? null : this.#firstMs - this.#sentMs;
   }
 
-  /** Time per output token after the first, as docs/metrics.md defines it; null where there is none. */
+  /** Mean time per output token after the first (TPOT of docs/metrics.md); null without a second token. */
   get tpotMs() {
     return this.numOutputTokens < 2 ? null : (this.#lastMs - this.#firstMs) / (this.numOutputTokens - 1);
   }
@@ -43,7 +43,7 @@ export class Figures {
     return this.#lastMs === null ? null : (1000 * this.numOutputTokens) / (this.#lastMs - this.#sentMs);
   }
 
-  /** Tokens per second lately; null before the second. */
+  /** Tokens per second over the last second; null before the second token. */
   get recentTokensPerSecond() {
     if (this.#recent.length < 2) return null;
     const [[fromMs, from], [toMs, to]] = [this.#recent[0], this.#recent.at(-1)];

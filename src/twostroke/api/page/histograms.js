@@ -1,4 +1,4 @@
-/** TTFT, TPOT and ITL as distributions, with percentiles and the limit that was promised. */
+/** Histograms of TTFT, TPOT and ITL, with percentiles and the latency limit. */
 import { colour, el, panel, setText, sized } from "./dom.js";
 import { ms, percent, whole } from "./words.js";
 
@@ -9,7 +9,7 @@ const KINDS = [
   ["itl", "ITL", "inter-token latency"],
 ];
 
-/** Several engines' histograms of the same bounds as one. */
+/** Return the sum of several engines' histograms, which have the same bounds. */
 export function added(histograms) {
   if (histograms.length === 0) return { bounds: [], counts: [], count: 0, sum: 0 };
   const counts = histograms[0].counts.map((_, i) => histograms.reduce((sum, { counts }) => sum + counts[i], 0));
@@ -17,10 +17,10 @@ export function added(histograms) {
 }
 
 /**
- * A percentile, as Prometheus' histogram_quantile has it: on a line through its bucket.
+ * Return a percentile, interpolated linearly within its bucket as in Prometheus' histogram_quantile.
  * @param {{bounds: number[], counts: number[], count: number}} histogram
  * @param {number} share from 0 to 1
- * @returns {number|null} in the unit of the bounds; Infinity beyond the last of them, null of nothing
+ * @returns {number|null} in the unit of the bounds; Infinity beyond the last bound, null without values
  */
 export function quantile({ bounds, counts, count }, share) {
   if (count === 0) return null;
@@ -35,7 +35,7 @@ export function quantile({ bounds, counts, count }, share) {
   return Infinity;
 }
 
-/** Which share of a histogram is within a limit, by a line through the limit's bucket. */
+/** Return the share of values within a limit, interpolated linearly within the limit's bucket. */
 export function shareWithin({ bounds, counts, count }, limit) {
   if (count === 0) return null;
   let within = 0;
@@ -60,7 +60,7 @@ export class Histograms {
       limit.addEventListener("input", () => this.#last && this.show(this.#last));
       return el("div", { className: "histogram" }, el("h3", {}, el("abbr", { title: help }, title)), el("div", { className: "drawing" }, chart.canvas), chart.told, el("label", { className: "inline", htmlFor: limit.id }, "Limit, ms ", limit));
     });
-    this.element = panel("histograms", "Latencies since the start", el("div", { className: "histograms" }, ...charts));
+    this.element = panel("histograms", "Latencies since the start, ms", el("div", { className: "histograms" }, ...charts));
   }
 
   /** @param {LiveModel} model */
@@ -75,7 +75,7 @@ export class Histograms {
       draw(chart.canvas, histogram, limitS);
       const [p50, p90, p99] = [0.5, 0.9, 0.99].map((share) => quantile(histogram, share));
       const within = limitS === null ? "" : `; ${percent(shareWithin(histogram, limitS) ?? 0)} within ${ms(limitS * 1e3)}`;
-      const words = histogram.count === 0 ? "Nothing yet." : `p50 ${inMs(p50)}, p90 ${inMs(p90)}, p99 ${inMs(p99)}; ${whole(histogram.count)} values${within}`;
+      const words = histogram.count === 0 ? "No values yet." : `p50 ${inMs(p50)}, p90 ${inMs(p90)}, p99 ${inMs(p99)}; ${whole(histogram.count)} values${within}`;
       setText(chart.told, words);
       chart.canvas.setAttribute("aria-label", words);
     }

@@ -1,2 +1,2 @@
-/** The key that the page's user has typed; empty where none is needed, or where the browser sends one by itself. */
+/** Return the API key that the user typed; empty if none is needed, or if the browser adds one itself. */
 export const key = () => document.getElementById("key").value;

@@ -1,4 +1,4 @@
-/** The switchboard: the same workload under two settings, side by side. */
+/** The lab: the same workload under two settings, side by side. */
 import { ask } from "./answer_stream.js";
 import { el, panel, setText } from "./dom.js";
 import { key } from "./key.js";
@@ -12,13 +12,13 @@ const view = document.getElementById("lab");
 const problem = el("p", { className: "trouble", role: "alert", hidden: true });
 const status = el("p", { role: "status" });
 const progress = el("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of the experiment" });
-const stop = el("button", { type: "button", hidden: true }, "Stop it");
+const stop = el("button", { type: "button", hidden: true }, "Stop");
 const result = el("div");
 let offers = null;
 let isOpening = false;
 let isAsking = false;
-let starting = Promise.resolve(); // ends once the server has answered the last wish for an experiment
-let shown = ""; // which result is on the page
+let starting = Promise.resolve(); // settles when the server has answered the latest request for an experiment
+let shown = ""; // id of the result on the page
 
 async function open() {
   if (currentView() !== "lab" || isOpening) return;
@@ -37,7 +37,7 @@ async function open() {
   }
 }
 
-/** Asks until there is an answer: an outage is told, and over once the server is back. */
+/** Asks until there is an answer; shows a message while the server cannot be reached. */
 async function persistently(path) {
   let sinceWhen = "";
   for (let failures = 0; ; failures += 1) {
@@ -46,10 +46,10 @@ async function persistently(path) {
       if (sinceWhen) tell("");
       return answer;
     } catch (error) {
-      if (error.status >= 400 && error.status < 500) throw error; // asking again would not help
-      shown = ""; // another server may count its experiments from 1 again
+      if (error.status >= 400 && error.status < 500) throw error; // the same question would fail again
+      shown = ""; // a restarted server counts its experiments from 1 again
       sinceWhen ||= new Date().toLocaleTimeString("en-GB");
-      tell(`${error.message} No news since ${sinceWhen}; trying again …`);
+      tell(`${error.message} No data since ${sinceWhen}; trying again …`);
       await pause(failures);
     }
   }
@@ -57,18 +57,18 @@ async function persistently(path) {
 
 function build() {
   const cards = offers.stories.map((story, i) => {
-    const run = el("button", { type: "button", className: "primary", dataset: { story: story.name }, "aria-label": `Run: ${story.title}` }, "Run it");
+    const run = el("button", { type: "button", className: "primary", dataset: { story: story.name }, "aria-label": `Run: ${story.title}` }, "Run");
     run.addEventListener("click", () => start({ story: story.name }, tellInSight));
-    return el("article", { className: "card" }, el("h3", {}, `${i + 1}. ${story.title}`), el("p", {}, story.question), el("p", { className: "hint" }, `${story.a_title} against ${story.b_title}; look at: ${story.figure_title}`), run);
+    return el("article", { className: "card" }, el("h3", {}, `${i + 1}. ${story.title}`), el("p", {}, story.question), el("p", { className: "hint" }, `${story.a_title} against ${story.b_title}; figure: ${story.figure_title}`), run);
   });
-  const stories = panel("stories", "Six stories", el("p", { className: "hint" }, "Each runs the same requests under two settings, in turns and several times, in about a minute, on the small model that ships with Twostroke, in processes of its own. The server goes on serving; its requests and the experiment take processor time from each other."), el("div", { className: "cards" }, ...cards));
-  view.replaceChildren(problem, stories, panel("experiment", "The experiment", status, el("div", { className: "actions" }, progress, stop), result), switchboard());
+  const stories = panel("stories", "Six prepared experiments", el("p", { className: "hint" }, "Each runs the same requests under two settings, alternately and several times. It takes about a minute, and uses the small model that ships with Twostroke, in separate processes. The server continues to serve; its requests and the experiment compete for processor time."), el("div", { className: "cards" }, ...cards));
+  view.replaceChildren(problem, stories, panel("experiment", "The experiment", status, el("div", { className: "actions" }, progress, stop), result), ownExperiment());
 }
 
-/** The free choice: two settings, and a workload. */
-function switchboard() {
+/** Return the form for an experiment of one's own: two settings, and a workload. */
+function ownExperiment() {
   const sides = ["a", "b"].map((side) => el("fieldset", { dataset: { side } }, el("legend", {}, `Side ${side.toUpperCase()}`), ...offers.switches.map((choice) => el("label", {}, `${choice.title} `, switchField(choice)))));
-  const workload = el("fieldset", { dataset: { side: "workload" } }, el("legend", {}, "What both are asked"), ...Object.entries(offers.workload).map(([name, value]) => el("label", {}, `${name} `, workloadField(name, value))));
+  const workload = el("fieldset", { dataset: { side: "workload" } }, el("legend", {}, "Workload"), ...Object.entries(offers.workload).map(([name, value]) => el("label", {}, `${name} `, workloadField(name, value))));
   const refused = el("p", { className: "trouble", role: "alert", hidden: true });
   const form = el("form", { noValidate: true }, el("div", { className: "cards" }, ...sides, workload), el("div", { className: "actions" }, el("button", { type: "submit", className: "primary" }, "Run both")), refused);
   form.addEventListener("submit", (event) => {
@@ -83,7 +83,7 @@ function switchboard() {
       say(error.message);
     }
   });
-  return panel("switches", "Your own comparison", el("p", { className: "hint" }, "What is left empty is the server's default."), form);
+  return panel("switches", "Your own experiment", el("p", { className: "hint" }, "Empty fields use the server's defaults."), form);
 }
 
 function switchField({ name, values, most }) {
@@ -97,7 +97,7 @@ function workloadField(name, value) {
 }
 
 /**
- * The fields of a form's part that say something; defaults of switches need not be sent.
+ * Return the fields of one part of the form that are set; switches at their defaults are left out.
  * @throws {Error} in words
  */
 function valuesOf(part) {
@@ -114,12 +114,12 @@ function valuesOf(part) {
 /**
  * Begins an experiment.
  * @param {object} asked as the API takes it
- * @param {function(string)} say where a refusal is told
+ * @param {function(string)} say shows a refusal
  */
 async function start(asked, say) {
   try {
     say("");
-    mayStart(false); // at once: a second click would be told that an experiment runs
+    mayStart(false); // immediately: a second click would be refused because an experiment runs
     const begun = ask("lab/experiment", key(), { method: "POST", body: JSON.stringify(asked) }).then((answer) => answer.json());
     starting = begun.catch(() => {});
     show(await begun);
@@ -128,11 +128,11 @@ async function start(asked, say) {
   } catch (error) {
     say(error.message);
     mayStart(true);
-    if (error.status === 409) watch(); // that of somebody else, who may have left
+    if (error.status === 409) watch(); // show the running experiment, which another page may have started
   }
 }
 
-/** Asks how far it is, while it runs. */
+/** Polls the progress while an experiment runs. */
 async function watch() {
   if (isAsking) return;
   isAsking = true;
@@ -142,16 +142,16 @@ async function watch() {
       const before = starting;
       await before;
       const now = await persistently("lab/experiment");
-      if (before !== starting) continue; // it tells of the experiment before the one that was started meanwhile
+      if (before !== starting) continue; // this status is older than the experiment that was started meanwhile
       show(now);
-      if (wasRunning && now.state === "idle") setText(status, "The server was started anew; the experiment ended with the one before.");
+      if (wasRunning && now.state === "idle") setText(status, "The server was restarted, which ended the experiment.");
       wasRunning = now.state === "running";
       if (!wasRunning) break;
       await new Promise((resolve) => setTimeout(resolve, ASK_EVERY_MS));
     }
   } catch (error) {
-    tell(`${error.message} What was shown last stands below.`);
-    offers = null; // asked for again when the view is opened again
+    tell(`${error.message} The last result is shown below.`);
+    offers = null; // fetched again when the view is opened again
   } finally {
     isAsking = false;
   }
@@ -166,7 +166,7 @@ function show(now) {
     progress.value = done;
     setText(status, `${now.doing}: ${num_ended} of ${num_requests} requests have ended.`);
   } else {
-    setText(status, { idle: "None has run yet.", running: `${now.doing} …`, stopped: "It was stopped.", failed: `It failed: ${now.problem}`, done: "Both sides have run." }[now.state]);
+    setText(status, { idle: "No experiment has run yet.", running: `${now.doing} …`, stopped: "Stopped.", failed: `Failed: ${now.problem}`, done: "Finished: both sides have run." }[now.state]);
   }
   const identity = JSON.stringify([now.experiment?.number, now.state]);
   if (identity === shown || !now.experiment) return;
@@ -184,7 +184,7 @@ function tell(words) {
   setText(problem, words);
 }
 
-/** Of a button far below. */
+/** Scrolls to the error, which is far from the button. */
 function tellInSight(words) {
   tell(words);
   if (words) problem.scrollIntoView({ block: "center" });

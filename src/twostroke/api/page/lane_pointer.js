@@ -1,4 +1,4 @@
-/** Chooses a piece of a lane, by pointer or arrow keys, and tells it in a line of text below the canvas. */
+/** Chooses a piece of a lane, by pointer or arrow keys, and describes it in a line below the canvas. */
 import { choose, colour, el, setText } from "./dom.js";
 
 const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -11,13 +11,13 @@ export class LanePointer {
   #chosen = null; // [id of the lane, number of the piece]
   #idle = "";
 
-  /** The line of text. Lanes that grow change it all the time: heard is what somebody chose, of the canvas. */
+  /** Line of text below the canvas. It is not announced, because it changes while lanes grow; the canvas announces choices. */
   line = el("p", { className: "hint told" });
 
   /**
    * @param {HTMLCanvasElement} canvas a chooser, with its lanes from y 0 on
    * @param {number} laneHeight in CSS pixels
-   * @param {function()} draw draws it again
+   * @param {function()} draw redraws the lanes
    */
   constructor(canvas, laneHeight, draw) {
     this.#canvas = canvas;
@@ -29,10 +29,10 @@ export class LanePointer {
   }
 
   /**
-   * What has been drawn; whoever draws calls it last.
+   * Takes the lanes that were drawn; call it after drawing.
    * @param {CanvasRenderingContext2D} context
    * @param {{id: string, pieces: {from: number, to: number, words: string}[]}[]} lanes from and to in CSS pixels
-   * @param {string} idle the words while nothing is chosen
+   * @param {string} idle text while nothing is chosen
    */
   drawn(context, lanes, idle) {
     this.#lanes = lanes;
@@ -46,7 +46,7 @@ export class LanePointer {
     setText(this.line, piece ? `${lanes[place].id}: ${piece.words}` : idle);
   }
 
-  /** Where the chosen piece is now: lanes come, go and grow. */
+  /** Return the current position of the chosen piece, since lanes are added, removed and extended. */
   #found() {
     const [id, number] = this.#chosen ?? [null, 0];
     const place = this.#lanes.findIndex((lane) => lane.id === id);
@@ -62,7 +62,7 @@ export class LanePointer {
 
   #point(x, y) {
     const lane = this.#lanes[Math.floor(y / this.#laneHeight)];
-    // pieces may be narrower than a pixel: the nearest is meant
+    // pieces may be narrower than a pixel: take the nearest
     const away = ({ from, to }) => Math.max(from - x, x - to, 0);
     const number = (lane?.pieces ?? []).reduce((best, piece, i, all) => (best < 0 || away(piece) < away(all[best]) ? i : best), -1);
     this.#choose(number < 0 ? null : [lane.id, number]);

@@ -1,4 +1,4 @@
-/** The last seconds, a lane per request: in the queue, its prefill, its decode. */
+/** The requests of the last seconds, one lane each: queued, prefill, decode. */
 import { chooser, colour, el, panel, sized } from "./dom.js";
 import { LanePointer } from "./lane_pointer.js";
 import { ms, short } from "./words.js";
@@ -7,9 +7,9 @@ const LANE = 14;
 const MOST_LANES = 24;
 const SPANS_S = [1, 2, 5, 15];
 const WHY = {
-  queued: ": not scheduled yet; Steps say why the queue waits.",
-  prefill: ": its prompt is computed.",
-  decode: ": a token a step, or more with drafts; a click tells what each step waited for.",
+  queued: ": not scheduled yet. The step chart shows what the queue waits for.",
+  prefill: ": the prompt is computed.",
+  decode: ": one token per step, or more with drafts. Click for the reason of each delay.",
 };
 const LONGEST_S = SPANS_S.at(-1);
 
@@ -17,12 +17,12 @@ export class Lanes {
   #canvas = chooser("Requests of the last seconds; arrow keys choose a piece");
   #pointer = new LanePointer(this.#canvas, LANE, () => this.#shown && this.show(...this.#shown));
   #lanes = [];
-  #shown = null; // what was shown last
+  #shown = null; // latest arguments of show()
 
-  /** @param {function(string)} follow is told of the request that was clicked */
+  /** @param {function(string)} follow receives the request that was clicked */
   constructor(follow) {
     const legend = el("p", { className: "legend" }, ...["queued", "prefill", "decode"].map((name) => el("span", { className: `mark ${name}` }, name)));
-    this.element = panel("lanes", "The last seconds", legend, el("div", { className: "drawing" }, this.#canvas), this.#pointer.line);
+    this.element = panel("lanes", "Recent requests", legend, el("div", { className: "drawing" }, this.#canvas), this.#pointer.line);
     this.#canvas.addEventListener("click", (event) => {
       const request = this.#lanes[Math.floor(event.offsetY / LANE)];
       if (request) follow(request.id);
@@ -68,7 +68,7 @@ export class Lanes {
       const at = width - part * width;
       context.fillText(part === 0 ? "now" : `−${part * spanS} s`, Math.max(0, Math.min(width - 26, at - 10)), height - 3);
     }
-    const words = this.#lanes.length === 0 ? "Nobody was here." : `${this.#lanes.length} of ${recent.length} requests are drawn, the last ${short(this.#lanes.at(-1).id)}.`;
+    const words = this.#lanes.length === 0 ? "No requests in this period." : `${this.#lanes.length} of ${recent.length} requests are drawn; the latest is ${short(this.#lanes.at(-1).id)}.`;
     this.#pointer.drawn(context, lanes, words);
   }
 }

@@ -1,4 +1,4 @@
-/** The engine at work: what has come is drawn when the browser is ready to, and only if it changed. */
+/** The live view: draws what changed, when the browser is ready for a frame. */
 import { ask } from "./answer_stream.js";
 import { BlockMap } from "./block_map.js";
 import { el, setText } from "./dom.js";
@@ -16,9 +16,9 @@ import { Tiles } from "./tiles.js";
 import { TimelineView } from "./timeline_view.js";
 import { currentView, goTo, offer } from "./views.js";
 
-const TICK_MS = 250; // of the clock, while nothing comes
-const TABLES_EVERY_MS = 200; // nobody reads faster, and tables take longer than canvases
-const MOST_HELD = 600; // frames that wait while the picture is frozen: a minute
+const TICK_MS = 250; // between updates of the clock while no message arrives
+const TABLES_EVERY_MS = 200; // tables take longer to draw than canvases, and are read more slowly
+const MOST_HELD = 600; // frames that are kept while the view is frozen: a minute
 
 const view = document.getElementById("live");
 const title = el("p", { id: "live-model" });
@@ -40,27 +40,27 @@ const parts = {
 };
 
 let model = null;
-let place = null; // of the engine whose steps and blocks are shown
-let followed = null; // a sequence's id
-let awaited = null; // the name of a request that is to be followed once it is seen
-let held = null; // what is to be done with frames that came while the picture is frozen; null: it is not
+let place = null; // the engine whose steps and blocks are shown
+let followed = null; // id of the selected sequence
+let awaited = null; // name of a request to select when it appears
+let held = null; // work of frames that arrived while the view is frozen; null: not frozen
 let nowS = 0; // on the engine's clock
-let heardMs = 0; // on ours, when the engine last told its time
+let heardMs = 0; // on the browser's clock, when the engine's time last arrived
 let ticker = null;
 let isDrawing = false;
 let tablesDrawnMs = 0;
 let tablesTimer = null;
 
-window.twostrokeFrames = 0; // pictures drawn so far, for who measures
+window.twostrokeFrames = 0; // frames drawn so far, for benchmarks
 
 /**
- * Shows a request, by the id of its answer, as soon as it is seen.
+ * Selects a request, by the id of its answer, as soon as it appears.
  * @param {string} name
  */
 export function followByName(name) {
   if (held) toggleFreeze();
   awaited = name;
-  goTo("live"); // which brings a State
+  goTo("live"); // this fetches a State
   draw();
 }
 
@@ -96,7 +96,7 @@ function drawNow() {
   parts.timeline.show(engine, followed, model.recording !== null);
 }
 
-/** What is read, not watched; what came too early is drawn a little later. */
+/** Draw the tables, at most every TABLES_EVERY_MS. */
 function drawTables() {
   const waitMs = tablesDrawnMs + TABLES_EVERY_MS - performance.now();
   if (waitMs > 0 && !model.recording) {
@@ -124,14 +124,14 @@ function findAwaited() {
   }
 }
 
-/** The table forgets who ended long ago; the server's timelines go further back. */
+/** Explain a request that has left the table; the server keeps timelines for longer. */
 function followUnseen() {
   followed = awaited;
-  const where = "Its timeline is below, if the server still has it.";
-  setText(said, `${awaited} is not in the table: it ended a while ago. ${where}`);
+  const where = "Its timeline is shown below if the server still has it.";
+  setText(said, `${awaited} is not in the table: it ended some time ago. ${where}`);
 }
 
-/** Of several processes one is chosen. */
+/** Show the choice of a process if there are several. */
 function showPlaces() {
   const names = [...model.engines.keys()].sort();
   if (!names.includes(place)) place = names[0] ?? null;
@@ -139,7 +139,7 @@ function showPlaces() {
   const known = [...places.querySelectorAll("input")].map((input) => input.value);
   if (known.join() === names.join()) return;
   const radios = names.map((name) => el("label", {}, el("input", { type: "radio", name: "place", value: name, checked: name === place }), ` ${name}`));
-  places.replaceChildren(el("legend", {}, "Steps and blocks of"), ...radios);
+  places.replaceChildren(el("legend", {}, "Show steps and blocks of"), ...radios);
 }
 
 function showState(state, cameMs) {
@@ -153,7 +153,7 @@ function setTime(cameMs) {
   heardMs = cameMs;
 }
 
-/** Between frames time goes on by our clock: for who looks, at an engine that can be heard. */
+/** Advance the time by the browser's clock between frames, while the view is visible and the engine reports. */
 function keepTime() {
   const goesOn = currentView() === "live" && !document.hidden && !held && trouble.hidden && model && !model.recording;
   if (!goesOn) {
@@ -169,7 +169,7 @@ function tick() {
   draw();
 }
 
-/** A frozen picture holds, whatever comes. */
+/** Keep work for later while the view is frozen. */
 function take(change) {
   const cameMs = performance.now();
   if (!held) change(cameMs);
@@ -178,14 +178,14 @@ function take(change) {
 
 const feed = new LiveFeed({
   state(state) {
-    if (held) held = []; // all that came before is in it
+    if (held) held = []; // this State includes everything that came before
     take((cameMs) => {
       showState(state, cameMs);
       if (awaited) findAwaited();
       if (awaited) followUnseen();
       keepTime();
     });
-    document.dispatchEvent(new Event("server")); // it may be another one than before
+    document.dispatchEvent(new Event("server")); // it may be a different server
   },
   delta: (delta) => take((cameMs) => apply(delta, cameMs)),
   trouble: tellTrouble,
@@ -212,10 +212,10 @@ function toggleFreeze() {
   const changes = held;
   held = held ? null : [];
   freeze.setAttribute("aria-pressed", String(held !== null));
-  setText(freeze, held ? "Go on" : "Freeze");
+  setText(freeze, held ? "Resume" : "Freeze");
   if (changes && changes.length >= MOST_HELD) feed.restart();
   else changes?.forEach((change) => change());
-  openIfSeen(); // it may have been closed, with the picture frozen
+  openIfSeen(); // the feed may have been closed while the view was frozen
 }
 
 async function save(path, name) {
@@ -228,7 +228,7 @@ async function save(path, name) {
   }
 }
 
-/** A recording has no model to play with, and no feed. */
+/** Show a recording: it has no model, so no playground, and no feed. */
 async function begin() {
   const state = await firstState();
   if (!state.recording) return;
@@ -237,7 +237,7 @@ async function begin() {
   view.firstElementChild.after(new Player(state, showState).element);
 }
 
-/** Until the server has said what it is, nobody knows what to show of it. */
+/** Ask what the server is, since that decides what to show. */
 async function firstState() {
   for (let failures = 0; ; failures += 1) {
     try {
@@ -266,7 +266,7 @@ document.addEventListener("visibilitychange", keepTime);
 addEventListener("resize", draw);
 function openIfSeen() {
   if (currentView() !== "live" || model?.recording) feed.close();
-  else if (!held) feed.open(); // a frozen picture is as it was left; "Go on" opens it
+  else if (!held) feed.open(); // a frozen view stays as it is; "Resume" opens the feed
   keepTime();
   draw();
 }

@@ -1,11 +1,11 @@
-/** The feed of an engine at work: opened while somebody looks, and opened again when it breaks off. */
+/** The event stream of the live view: open while the view is visible, and reopened when it fails. */
 import { ask, lines } from "./answer_stream.js";
 import { key } from "./key.js";
 
 const RETRY_MS = [500, 1000, 2000, 5000];
-const SILENCE_MS = 9000; // three signs of life that did not come (KEEP_ALIVE_S of the server's feed)
+const SILENCE_MS = 9000; // three missing keep-alive messages (KEEP_ALIVE_S of the server's feed)
 
-/** Waits until a server may be asked again: longer, the more often it failed. */
+/** Waits before the server is asked again; the wait grows with each failure. */
 export function pause(failures) {
   return new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
 }
@@ -15,8 +15,8 @@ export class LiveFeed {
   #abort = null;
 
   /**
-   * @param {{state: function(object), delta: function(object), trouble: function(string)}} hear what has come; trouble
-   *   is told in a sentence, and an empty one when it is over
+   * @param {{state: function(object), delta: function(object), trouble: function(string)}} hear handlers by kind of message; trouble
+   *   gets a sentence, which is empty when the problem is over
    */
   constructor(hear) {
     this.#hear = hear;
@@ -35,7 +35,7 @@ export class LiveFeed {
     this.#abort = null;
   }
 
-  /** Begins anew, with a whole State; with another key, say. */
+  /** Reopens the feed, which sends a whole State; for example after the key has changed. */
   restart() {
     if (!this.#abort) return;
     this.close();
@@ -52,11 +52,11 @@ export class LiveFeed {
         sinceWhen = "";
         this.#hear.trouble("");
         await this.#read(response, signal);
-        throw new Error("The server has ended the feed.");
+        throw new Error("The server closed the feed.");
       } catch (error) {
         if (signal.aborted) return;
         sinceWhen ||= new Date().toLocaleTimeString("en-GB");
-        this.#hear.trouble(`${error.message} No news since ${sinceWhen}; trying again …`);
+        this.#hear.trouble(`${error.message} No data since ${sinceWhen}; trying again …`);
         await pause(failures);
         failures += 1;
       }
@@ -70,7 +70,7 @@ export class LiveFeed {
       if (isSilent || Date.now() - heard < SILENCE_MS) return;
       isSilent = true;
       const sinceWhen = new Date(heard).toLocaleTimeString("en-GB");
-      this.#hear.trouble(`The server is silent, though the connection stands: it is stopped, or has no time. No news since ${sinceWhen} …`);
+      this.#hear.trouble(`The server sends nothing, though the connection is open: it is stopped or overloaded. No data since ${sinceWhen} …`);
     }, 1000);
     try {
       await this.#readLines(response, signal, () => {
@@ -86,7 +86,7 @@ export class LiveFeed {
   async #readLines(response, signal, hasHeard) {
     let kind = "";
     for await (const line of lines(response.body)) {
-      if (signal.aborted) return; // what had come before the feed was closed belongs to nobody
+      if (signal.aborted) return; // drop messages that arrived before the feed was closed
       hasHeard();
       if (line.startsWith("event: ")) kind = line.slice("event: ".length);
       else if (line.startsWith("data: ")) this.#hear[kind]?.(JSON.parse(line.slice("data: ".length)));

@@ -1,9 +1,9 @@
-/** What the server has told of its engines, kept up to date by deltas; no DOM, no clock. docs/page.md has the format. */
+/** State of the server's engines, updated by deltas; no DOM, no clock. docs/page.md has the format. */
 
 export const STATES = ["free", "used", "shared", "cached", "out of use", "held for a hand-over"];
 const MAX_STEPS = 240;
 
-/** A gap in the deltas: only a new State helps. */
+/** A delta is missing; a new State is needed. */
 export class OutOfStep extends Error {}
 
 export class LiveModel {
@@ -22,8 +22,8 @@ export class LiveModel {
   }
 
   /**
-   * Takes a "Delta" in.
-   * @throws {OutOfStep} one before it is missing
+   * Applies a "Delta".
+   * @throws {OutOfStep} an earlier delta is missing
    */
   apply(delta) {
     if (delta.seq !== this.seq + 1) throw new OutOfStep(`delta ${delta.seq} behind ${this.seq}`);
@@ -38,7 +38,7 @@ export class LiveModel {
     }
   }
 
-  /** The sum of a figure over all engines; null where none knows it. */
+  /** Return the sum of a figure over all engines; null if none has it. */
   sum(name) {
     const known = [...this.engines.values()].map((engine) => engine.figures[name]).filter((value) => value !== null && value !== undefined);
     return known.length === 0 ? null : known.reduce((a, b) => a + b, 0);
@@ -55,7 +55,7 @@ class Engine {
     this.requests = new Map();
     this.rows = new Map();
     this.blocks = new Uint8Array(engine.config.num_blocks ?? 0);
-    this.changed = null; // blocks that changed since the map was drawn; null: all
+    this.changed = null; // blocks changed since the map was drawn; null: all
     this.written = engine.blocks.written;
     let first = 0;
     for (const [state, number] of engine.blocks.runs) {
@@ -80,14 +80,14 @@ class Engine {
     if (changes.blocks) this.#setBlocks(changes.blocks);
   }
 
-  /** How many blocks are in each state. */
+  /** Return the number of blocks in each state. */
   counts() {
     const counts = STATES.map(() => 0);
     for (const state of this.blocks) counts[state] += 1;
     return counts;
   }
 
-  /** Who refers to a block: [request, KV group, entry of its row]. */
+  /** Return the owners of a block: [request, KV group, entry of its row]. */
   ownersOf(block) {
     const owners = [];
     for (const [id, rows] of this.rows) {
@@ -99,7 +99,7 @@ class Engine {
     return owners;
   }
 
-  /** All blocks of a request. */
+  /** Return all blocks of a request. */
   blocksOf(id) {
     return (this.rows.get(id) ?? []).flatMap(({ held, ids }) => ids.slice(held));
   }
@@ -144,12 +144,12 @@ class Engine {
       this.blocks.fill(state, first, first + number);
       for (let block = first; block < first + number; block += 1) touched.push(block);
     }
-    // whoever does not look for long need not remember which
+    // without drawing, the set would grow: mark all instead
     if (this.changed !== null) this.changed = this.changed.length > this.blocks.length ? null : this.changed.concat(touched);
   }
 }
 
-/** An array as an object, by the names of its columns. */
+/** Return an array as an object, by the names of its columns. */
 function named(names, row) {
   const found = {};
   names.forEach((name, i) => {

@@ -1,4 +1,4 @@
-/** The playground: what is typed becomes a request, its answer becomes text and figures. */
+/** The playground: sends what is typed as a request, and shows the answer with its figures. */
 import { answerChunks, ask, Refusal } from "./answer_stream.js";
 import { asCurl, asOpenaiPython } from "./code.js";
 import { Figures } from "./figures.js";
@@ -12,22 +12,22 @@ const form = $("request");
 const text = $("text");
 const answer = $("answer");
 
-let defaultLimit = null; // tokens of a chat's answer without max_tokens, where the server has such a limit
-let model = null; // the name that answers have; unknown until the server has told it
-let conversation = []; // messages of the chat so far, as the API takes them
-let shownId = null; // of the answer that came last, by which the engine knows it
-let numNamings = 0; // questions for the model's name; the last one counts, whenever it is answered
-let numTimelines = 0; // likewise
-let running = null; // the AbortController of the answer that is coming
+let defaultLimit = null; // default max_tokens of a chat, if the server sets one
+let model = null; // the model's name; null until the server has sent it
+let conversation = []; // messages of the chat so far, in the API's form
+let shownId = null; // id of the latest answer
+let numNamings = 0; // requests for the model's name; only the answer to the latest counts
+let numTimelines = 0; // requests for a timeline, likewise
+let running = null; // AbortController of the current answer
 
 const isChat = () => form.elements.mode.value === "chat";
 
-/** The request that the page stands for now. */
+/** Return the request of the page's current fields. */
 function currentRequest() {
   const named = model ? { model } : {};
   const fields = { ...samplingFields(form), ...chanceFields(form, isChat()), ...schemaFields(form, isChat()) };
   if (!isChat()) return { path: "/v1/completions", body: { ...named, prompt: text.value, ...fields } };
-  // an empty message after an answer stands for the question that was answered
+  // an empty message after an answer means the question that was answered
   const messages = text.value ? [...conversation, { role: "user", content: text.value }] : conversation.slice(0, -1);
   return { path: "/v1/chat/completions", body: { ...named, messages, ...fields } };
 }
@@ -56,7 +56,7 @@ async function generate() {
     outcome = error.name === "AbortError" ? "Stopped." : "Failed.";
     if (error.name !== "AbortError") {
       showError(error.message);
-      nameModel(); // a server that was started anew may have given it another name
+      nameModel(); // a restarted server may use another name
     }
   } finally {
     if (isChat()) keepTurns(request, view);
@@ -67,7 +67,7 @@ async function generate() {
   }
 }
 
-/** Shows an answer while it comes; returns why it ended. */
+/** Shows an answer as it arrives; returns its finish reason. */
 async function show(request, view) {
   const figures = new Figures(performance.now());
   let reason = null;
@@ -85,7 +85,7 @@ async function show(request, view) {
   return reason;
 }
 
-/** The prompt, and behind it what the model makes of it. */
+/** Show the prompt, followed by the completion. */
 function openContinuation() {
   answer.replaceChildren(piece("given", text.value));
   const made = answer.appendChild(piece("made", ""));
@@ -93,7 +93,7 @@ function openContinuation() {
   return { made, add: (choice) => append(made, ...writer.pieces(choice.text, tokensOf(choice))) };
 }
 
-/** What is asked, below what was said before, and room for the reply. */
+/** Show the new message below the earlier ones, and a place for the reply. */
 function openTurns() {
   if (conversation.length === 0) answer.replaceChildren();
   const turns = document.createElement("div");
@@ -113,7 +113,7 @@ function openTurns() {
   };
 }
 
-/** The question and what came of the answer are part of the conversation; a question without any is asked again. */
+/** Add question and answer to the conversation; a question without an answer stays in the input field. */
 function keepTurns(request, view) {
   const content = view.made.textContent;
   if (content === "") {
@@ -121,7 +121,7 @@ function keepTurns(request, view) {
     return;
   }
   conversation = [...request.body.messages, { role: "assistant", content }];
-  if (text.value === request.body.messages.at(-1).content) text.value = ""; // it may be the next question already
+  if (text.value === request.body.messages.at(-1).content) text.value = ""; // the user may have typed the next question already
 }
 
 function piece(name, content) {
@@ -172,7 +172,7 @@ function offerTimeline(requestId) {
   $("timeline-link").href = path;
   $("timeline").open = false;
   $("timeline-text").textContent = "";
-  numTimelines += 1; // an answer that is still awaited is about the request before
+  numTimelines += 1; // a pending answer belongs to the previous request
   $("timeline").hidden = false;
 }
 
@@ -181,13 +181,13 @@ function offerEngine(requestId) {
   $("in-engine").hidden = false;
 }
 
-/** The live view, with the request of this answer in it. */
+/** Open the live view with this request selected. */
 function showInEngine() {
   followByName(shownId);
 }
 
 async function readTimeline() {
-  if (!$("timeline").open) return; // it is asked for when somebody looks, and once more at the end
+  if (!$("timeline").open) return; // fetched when opened, and once more at the end
   const number = (numTimelines += 1);
   let told;
   try {
@@ -214,7 +214,7 @@ function changeMode() {
   renew();
 }
 
-/** Shows the code, and puts it on the clipboard where the browser lets pages do so. */
+/** Shows the code, and copies it to the clipboard if the browser allows that. */
 async function copy(writeCode) {
   let code;
   try {
@@ -230,13 +230,13 @@ async function copy(writeCode) {
     $("copied").textContent = "Copied.";
   } catch {
     getSelection().selectAllChildren($("code"));
-    $("copied").textContent = "This browser does not let the page copy; it is selected below.";
+    $("copied").textContent = "The browser does not allow copying; the code is selected below.";
   }
 }
 
-/** What an empty field means. */
+/** Show the default of an empty field. */
 function showLimit() {
-  form.elements.max_tokens.placeholder = isChat() ? (defaultLimit ?? "what fits") : "16";
+  form.elements.max_tokens.placeholder = isChat() ? (defaultLimit ?? "rest of the context") : "16";
 }
 
 async function nameModel() {
@@ -251,7 +251,7 @@ async function nameModel() {
       model = served.id;
       defaultLimit = capabilities.limits.default_max_tokens;
       showLimit();
-      told = `${model}, a context of ${served.max_model_len.toLocaleString("en")} tokens`;
+      told = `${model}, context of ${served.max_model_len.toLocaleString("en")} tokens`;
     }
   } catch (error) {
     told = error.message;

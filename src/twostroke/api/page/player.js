@@ -1,4 +1,4 @@
-/** Plays a recording: any step at once, one after the other, or by itself. */
+/** Plays a recording: jumps to any step, goes step by step, or plays continuously. */
 import { ask } from "./answer_stream.js";
 import { el, setText } from "./dom.js";
 import { key } from "./key.js";
@@ -11,7 +11,7 @@ export class Player {
   #show;
   #slider = el("input", { type: "range", min: "0", id: "player-step", "aria-label": "Step" });
   #play = el("button", { type: "button", id: "player-play" }, "Play");
-  #speed = el("select", { "aria-label": "Speed" }, ...[1, 0.25, 4, 16].map((factor) => el("option", { value: String(factor) }, factor === 1 ? "as fast as it was" : factor < 1 ? "four times slower" : `${factor} times faster`)));
+  #speed = el("select", { "aria-label": "Speed" }, ...[1, 0.25, 4, 16].map((factor) => el("option", { value: String(factor) }, factor === 1 ? "original speed" : factor < 1 ? "4 times slower" : `${factor} times faster`)));
   #told = el("p", { role: "status", className: "hint" });
   #wanted = null;
   #isAsking = false;
@@ -19,8 +19,8 @@ export class Player {
   #timeS;
 
   /**
-   * @param {object} state the first one; its `recording` says what there is
-   * @param {function(object)} show is given each state
+   * @param {object} state the first State; its `recording` describes the file
+   * @param {function(object)} show receives each State
    */
   constructor(state, show) {
     this.#recording = state.recording;
@@ -28,7 +28,7 @@ export class Player {
     this.#show = show;
     this.#slider.max = String(Math.max(0, state.recording.num_steps - 1));
     const back = el("button", { type: "button", id: "player-back" }, "Step back");
-    const on = el("button", { type: "button", id: "player-on" }, "Step on");
+    const on = el("button", { type: "button", id: "player-on" }, "Step forward");
     back.addEventListener("click", () => this.#stepBy(-1));
     on.addEventListener("click", () => this.#stepBy(1));
     this.#play.addEventListener("click", () => this.#toggle());
@@ -54,7 +54,7 @@ export class Player {
     }
     if (this.#step >= Number(this.#slider.max)) this.#slider.value = "0";
     setText(this.#play, "Pause");
-    this.#told.setAttribute("aria-live", "off"); // nobody could listen to ten a second
+    this.#told.setAttribute("aria-live", "off"); // ten announcements a second are too many
     this.#timer = setInterval(() => this.#playOn(), FRAME_MS);
   }
 
@@ -65,7 +65,7 @@ export class Player {
     this.#told.setAttribute("aria-live", "polite");
   }
 
-  /** So far in the time of the recording as has passed here; at least a step. */
+  /** Advance the recording by the time that has passed, times the speed; by at least one step. */
   #playOn() {
     if (this.#isAsking) return;
     if (this.#step >= Number(this.#slider.max)) this.#pause();
@@ -103,15 +103,15 @@ export class Player {
     this.#timeS = state.time_s;
     this.#slider.value = String(state.recording.step);
     const { step, num_steps, first_s } = state.recording;
-    const where = `${lastStep(state)}${whole(num_steps - 1 - step)} to come`;
-    const when = `${(state.time_s - first_s).toFixed(3)} s after its beginning`;
+    const where = `${lastStep(state)}${whole(num_steps - 1 - step)} remaining`;
+    const when = `${(state.time_s - first_s).toFixed(3)} s after the start`;
     this.#slider.setAttribute("aria-valuetext", where);
-    setText(this.#told, num_steps === 0 ? "There is no step in it." : `${where}, ${when}.`);
+    setText(this.#told, num_steps === 0 ? "The recording has no steps." : `${where}, ${when}.`);
     this.#show(state);
   }
 }
 
-/** The step that was decided last, by the number that its engine gave it, as the chart has it. */
+/** Return the latest step in words, by the number that its engine gave it. */
 function lastStep({ engines, fields }) {
   const [number, atS] = ["step", "at_s"].map((name) => fields.step.indexOf(name));
   const known = Object.entries(engines).map(([place, { steps }]) => [place, steps.at(-1)]).filter(([, step]) => step);

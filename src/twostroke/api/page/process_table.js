@@ -1,4 +1,4 @@
-/** Of pools: who is in them, and what goes over the links between them. */
+/** Tables of the pools' workers, and of the KV transfers between them. */
 import { el, panel } from "./dom.js";
 import { bytes, whole } from "./words.js";
 
@@ -8,7 +8,7 @@ export class ProcessTable {
   #shown = "";
 
   constructor() {
-    this.element = panel("processes", "Pools and their links", table(["Worker", "Pool", "State", "Sequences", "Restarts"], this.#pools, "Pools"), table(["To", "Hand-overs", "Failed", "Bytes", "Rate while bytes came", "Last problem"], this.#links, "Links"));
+    this.element = panel("processes", "Pools and KV transfers", table(["Worker", "Pool", "State", "Sequences", "Restarts"], this.#pools, "Pools"), table(["To", "Hand-overs", "Failed", "Bytes", "Rate during transfers", "Last problem"], this.#links, "Links"));
     this.element.hidden = true;
   }
 
@@ -24,7 +24,7 @@ export class ProcessTable {
   }
 }
 
-/** A log tells of processes, not of pools: the last one of each place, and how many were there before it. */
+/** Return workers from a log, which has processes but no pools: the last process of each place, and its number of restarts. */
 function fromLog(engines) {
   const places = [...engines].filter(([place]) => /^(prefill|decode)-/.test(place)).sort();
   return places.map(([place, { process, lost, figures }]) => {

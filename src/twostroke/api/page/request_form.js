@@ -4,9 +4,9 @@ const WHOLE_NUMBERS = ["top_k", "max_tokens", "seed"];
 const NUMBERS = ["temperature", "top_p", ...WHOLE_NUMBERS];
 
 /**
- * The sampling fields that are filled in, by their names in the API; whether their values will do, the server says.
+ * Return the sampling fields that are filled in, by their names in the API. The server checks the values.
  * @param {HTMLFormElement} form
- * @throws {Refusal} where a number is none, or none that JavaScript can write down
+ * @throws {Refusal} a field is not a number, or one too large for JavaScript
  */
 export function samplingFields(form) {
   const fields = {};
@@ -16,7 +16,7 @@ export function samplingFields(form) {
     if (input.value === "") continue;
     fields[name] = Number(input.value);
     if (WHOLE_NUMBERS.includes(name) && !Number.isSafeInteger(fields[name])) {
-      throw new Refusal(`${name}=${input.value}: a whole number of at most ${Number.MAX_SAFE_INTEGER}.`);
+      throw new Refusal(`${name}=${input.value}: must be a whole number of at most ${Number.MAX_SAFE_INTEGER}.`);
     }
   }
   const stop = form.elements.stop.value
@@ -28,10 +28,10 @@ export function samplingFields(form) {
 }
 
 /**
- * The fields for what stands in the JSON schema box; each of the two APIs has its own.
+ * Return the request fields for the JSON schema; completions and chats have different ones.
  * @param {HTMLFormElement} form
  * @param {boolean} isChat
- * @throws {Refusal} where it is no JSON, or no schema
+ * @throws {Refusal} it is not JSON, or not a schema
  */
 export function schemaFields(form, isChat) {
   const text = form.elements.schema.value.trim();
@@ -52,7 +52,7 @@ export function schemaFields(form, isChat) {
 const NUM_ALTERNATIVES = 5;
 
 /**
- * The fields that have the answer come with its log-probabilities, where they are asked for.
+ * Return the fields that request log-probabilities, if the box is checked.
  * @param {HTMLFormElement} form
  * @param {boolean} isChat
  */
@@ -63,7 +63,7 @@ export function chanceFields(form, isChat) {
 
 const ESCAPES = { "\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\" };
 
-/** A line in which the end of a line is written \n, as people know it from programs. */
+/** Return a line with \n, \t, \r and \\ replaced by the characters they stand for. */
 function unescaped(line) {
   return line.replace(/\\[ntr\\]/g, (escape) => ESCAPES[escape]);
 }

@@ -1,9 +1,9 @@
-/** Who is there: a row per sequence, those that live first; each can be followed. */
+/** Table of the sequences, live ones first; each can be selected. */
 import { el, panel, setText } from "./dom.js";
 import { ms, short, whole } from "./words.js";
 
 const MOST_ROWS = 100;
-const COLUMNS = ["Request", "State", "Came", "Prompt", "Cached", "Computed", "Output", "TTFT", "ITL", "Preempted"];
+const COLUMNS = ["Request", "State", "Arrived", "Prompt tokens", "Cached", "Computed", "Output tokens", "TTFT", "ITL", "Preemptions"];
 const ORDER = { running: 0, preempted: 1, waiting: 2, ended: 3 };
 
 export class RequestTable {
@@ -15,7 +15,7 @@ export class RequestTable {
   #follow;
   #last = null;
 
-  /** @param {function(string|null)} follow is told whom to follow */
+  /** @param {function(string|null)} follow receives the id of the selected request, or null */
   constructor(follow) {
     this.#follow = follow;
     const head = el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title))));
@@ -49,10 +49,10 @@ export class RequestTable {
       this.#fill(this.#rows.get(request.id), request, nowS, step, followed);
     }
     this.#arrange(shown.map(({ id }) => this.#rows.get(id).element));
-    setText(this.#more, found.length === 0 ? "Nobody is here." : found.length > MOST_ROWS ? `And ${whole(found.length - MOST_ROWS)} more; the filter finds them.` : "");
+    setText(this.#more, found.length === 0 ? "No requests." : found.length > MOST_ROWS ? `${whole(found.length - MOST_ROWS)} more rows are not shown. Use the filter to find them.` : "");
   }
 
-  /** Moves rows that are out of place; never the one with the focus, which would lose it: the others go round it. */
+  /** Moves rows into order. The row with the focus is not moved, because it would lose it; the others move around it. */
   #arrange(rows) {
     const focused = rows.find((row) => row.contains(document.activeElement));
     let next = this.#body.firstElementChild;
@@ -74,9 +74,9 @@ export class RequestTable {
   #makeRow(request) {
     const follow = el("button", { type: "button", className: "link", title: request.id }, short(request.id));
     const cells = COLUMNS.map(() => el("td"));
-    cells[0].append(follow); // the column that stays when the others are scrolled
+    cells[0].append(follow); // this column stays visible when the others are scrolled
     const element = el("tr", {}, ...cells);
-    element.addEventListener("click", () => this.#follow(request.id)); // the button's, too
+    element.addEventListener("click", () => this.#follow(request.id)); // clicks on the button, too
     return { element, cells };
   }
 
@@ -99,7 +99,7 @@ export class RequestTable {
   }
 }
 
-/** The step that was decided last tells why the head of the queue waits; whoever was behind it then waits for it. */
+/** Say why a request waits: for the limit of the latest step at the head of the queue, and for the head behind it. */
 function whyItWaits({ id, state, arrival_s }, step) {
   if ((state !== "waiting" && state !== "preempted") || !step?.wait || arrival_s > step.at_s) return "";
   return id === step.head ? ` (${step.wait})` : " (behind the head of the queue)";

@@ -1,12 +1,12 @@
-/** What each step was made of: stacked bars, its time as a line, the budget, and what kept it from being larger. */
+/** Chart of the steps: tokens by kind as stacked bars, time and budget as lines, and the limit of each step. */
 import { choose, chooser, colour, el, panel, setText, sized } from "./dom.js";
 import { ms, short, whole } from "./words.js";
 
 const HEIGHT = 190;
 const FOOT = 16;
-/** What kept steps from being larger: the row below the bars. */
+/** Limits of the steps: the row below the bars. */
 const LIMITED_BY = [["tokens", "token budget"], ["seqs", "slots"], ["kv", "KV blocks"]];
-const LIMITS = { tokens: "the token budget was used up", seqs: "every slot was taken", kv: "no KV blocks were left", none: "nobody else waited" };
+const LIMITS = { tokens: "the token budget was used up", seqs: "every slot was taken", kv: "no KV blocks were left", none: "no other request waited" };
 const PARTS = [
   ["decode", "decode"],
   ["prefill", "prefill chunk"],
@@ -15,15 +15,15 @@ const PARTS = [
 ];
 
 export class StepsChart {
-  #canvas = chooser("Steps; arrow keys choose one, Escape the latest");
-  #told = el("p", { id: "step-told", className: "hint" }); // of each step: nobody could listen to it
+  #canvas = chooser("Steps; arrow keys choose one, Escape returns to the latest");
+  #told = el("p", { id: "step-told", className: "hint" }); // not announced: it changes with each step
   #steps = [];
   #engine = null;
   #chosen = null; // a step's number; null: the last one
 
   constructor() {
     const legend = el("p", { className: "legend" }, ...PARTS.map(([name, title]) => el("span", { className: `mark ${name}` }, title)), el("span", { className: "mark step-ms" }, "step time"), el("span", {}, "limited by:"), ...LIMITED_BY.map(([name, title]) => el("span", { className: `mark limit-${name}` }, title)));
-    this.element = panel("steps", "Steps", legend, el("div", { className: "drawing" }, this.#canvas), this.#told);
+    this.element = panel("steps", "Steps: tokens and time", legend, el("div", { className: "drawing" }, this.#canvas), this.#told);
     this.#canvas.addEventListener("mousemove", (event) => this.#choose(this.#at(event.offsetX)));
     this.#canvas.addEventListener("mouseleave", () => this.#choose(null));
     this.#canvas.addEventListener("keydown", (event) => this.#move(event));
@@ -49,7 +49,7 @@ export class StepsChart {
     const { context, width } = sized(this.#canvas, HEIGHT);
     const steps = this.#visible(width);
     const bar = this.#barWidth(width);
-    // what was skipped may be far more than what was computed, and is cut off at the top
+    // skipped tokens may be far more than computed ones, and are cut off at the top
     const most = Math.max(1, ...steps.map((step) => step.decode + step.prefill + step.drafts));
     const longest = Math.max(1e-3, ...steps.map((step) => step.ms ?? 0));
     const height = HEIGHT - FOOT;
@@ -87,7 +87,7 @@ export class StepsChart {
     const scales = `${whole(most)} tokens; line: up to ${ms(longest)}`;
     const [least, largest] = [Math.min(...budgets), Math.max(...budgets)];
     const budget = least === largest ? whole(least) : `${whole(least)} to ${whole(largest)}`;
-    const more = steps.length === 0 ? scales : `${scales}; budget ${budget} tokens${inReach.length > 0 ? " (dashed)" : ", beyond the picture"}`;
+    const more = steps.length === 0 ? scales : `${scales}; budget ${budget} tokens${inReach.length > 0 ? " (dashed)" : ", outside the chart"}`;
     context.fillText(context.measureText(more).width < width - 8 ? more : scales, 4, 10);
   }
 
@@ -113,24 +113,24 @@ export class StepsChart {
 
   #tell() {
     const step = this.#steps.find(({ step }) => step === this.#chosen) ?? this.#steps.at(-1);
-    const words = step ? stepInWords(step) : "No step yet.";
+    const words = step ? stepInWords(step) : "No steps yet.";
     setText(this.#told, words);
     if (step?.step !== this.#chosen) choose(this.#canvas, 0, 0, 0, "the latest step");
     else choose(this.#canvas, step.step, this.#steps[0].step, this.#steps.at(-1).step, words);
   }
 }
 
-/** One step in a sentence. */
+/** Return one step in words. */
 export function stepInWords(step) {
   const tokens = PARTS.filter(([name]) => step[name]).map(([name, title]) => `${whole(step[name])} ${title}`).join(", ");
-  const floor = step.floor_ms === null ? "" : `, at best ${ms(step.floor_ms)} (bound by ${step.bound})`;
+  const floor = step.floor_ms === null ? "" : `, floor ${ms(step.floor_ms)} (bound by ${step.bound})`;
   const time = step.ms === null ? "still running" : `${ms(step.ms)}${floor}`;
-  const wait = step.wait ? ` ${whole(step.num_waiting)} wait: ${step.wait}.` : "";
+  const wait = step.wait ? ` ${whole(step.num_waiting)} waiting: ${step.wait}.` : "";
   const preempted = step.preempted.length > 0 ? ` Preempted: ${step.preempted.map(short).join(", ")}.` : "";
   return `Step ${step.step}: ${tokens || "no tokens"}; ${time}; ${step.num_running} running; ${LIMITS[step.limit]}.${wait}${preempted}`;
 }
 
-/** A line through points; it is broken where one is unknown. */
+/** Draw a line through points, with a gap where one is unknown. */
 function line(context, points) {
   context.beginPath();
   let isDown = false;

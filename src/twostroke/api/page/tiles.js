@@ -1,17 +1,17 @@
-/** The tiles: how it is, in ten numbers. */
+/** Tiles with the current figures. */
 import { el, panel, setText } from "./dom.js";
 import { ms, percent, whole } from "./words.js";
 
 const TILES = [
   ["running", "Running", "sequences that hold KV blocks and are computed step by step"],
-  ["waiting", "Waiting", "sequences in the queue, those that were preempted included"],
-  ["preempted", "Preempted", "of those that wait: had to give their blocks back. Behind the stroke: how often it happened"],
-  ["prefill", "Prefill", "prompt tokens computed per second: the first stroke"],
-  ["decode", "Decode", "tokens made per second: the second stroke"],
+  ["waiting", "Waiting", "sequences in the queue, including preempted ones"],
+  ["preempted", "Preempted", "waiting sequences that lost their KV blocks / number of preemptions since the start"],
+  ["prefill", "Prefill", "prompt tokens computed per second"],
+  ["decode", "Decode", "output tokens generated per second"],
   ["kv", "KV use", "share of the KV blocks that running sequences hold"],
-  ["hits", "Prefix hits", "share of the prompt tokens looked up in the prefix cache that were found there"],
-  ["step", "Step", "mean of the last twenty steps; where there are pools, of the process that works and has the longest"],
-  ["floor", "Its floor", "the shortest time in which this machine can do the same: the longer of arithmetic and memory; an estimate where other work disturbed the measurement of the machine"],
+  ["hits", "Prefix cache hits", "share of the prompt tokens that were found in the prefix cache"],
+  ["step", "Step time", "mean of the last 20 steps; with pools, of the working process with the longest"],
+  ["floor", "Step floor", "shortest possible time for these steps on this machine: the longer of arithmetic and memory; an estimate if other work disturbed the measurement of the machine"],
 ];
 
 export class Tiles {
@@ -43,7 +43,7 @@ export class Tiles {
   }
 }
 
-/** Of those that work now, or of all where none does. */
+/** Return the figures of the engine with the longest step, among those that work now, or among all if none does. */
 function longestSteps(all) {
   const known = all.filter(({ step_ms }) => step_ms !== null);
   const working = known.filter((figures) => figures.prefill_tokens_per_s + figures.decode_tokens_per_s > 0);

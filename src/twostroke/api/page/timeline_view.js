@@ -1,4 +1,4 @@
-/** One request: why it took so long, every millisecond with its reason; and the way to end it. */
+/** Timeline of the selected request, with a reason for every millisecond, and a button to abort it. */
 import { AbortRequest } from "./abort_request.js";
 import { ask } from "./answer_stream.js";
 import { el, panel, setText } from "./dom.js";
@@ -8,28 +8,28 @@ import { ms, requestOf, short, whole } from "./words.js";
 const MOST_SEGMENTS = 400;
 
 export class TimelineView {
-  #title = el("p", { role: "status" }, "Nobody is followed. Choose a request above, a lane, or a block.");
+  #title = el("p", { role: "status" }, "No request is selected. Choose one in the table, a lane, or a block.");
   #parts = el("div");
-  #again = el("button", { type: "button", hidden: true }, "Read it again");
-  #stop = el("button", { type: "button", hidden: true }, "Follow nobody");
-  #ask = el("button", { type: "button", hidden: true }, "Show its prompt");
+  #again = el("button", { type: "button", hidden: true }, "Refresh");
+  #stop = el("button", { type: "button", hidden: true }, "Clear selection");
+  #ask = el("button", { type: "button", hidden: true }, "Show prompt");
   #prompt = el("div", { role: "status" });
   #abort = new AbortRequest(this.#stop);
   #id = null;
   #hasEnd = false;
 
-  /** @param {function(string|null)} follow is told whom to follow */
+  /** @param {function(string|null)} follow receives the id of the selected request, or null */
   constructor(follow) {
     this.#again.addEventListener("click", () => this.#read());
     this.#ask.addEventListener("click", () => this.#readPrompt());
     this.#stop.addEventListener("click", () => follow(null));
-    this.element = panel("followed", "One request", this.#title, el("div", { className: "actions" }, this.#again, this.#ask, this.#stop, this.#abort.element), this.#abort.outcome, this.#prompt, this.#parts);
+    this.element = panel("followed", "Selected request", this.#title, el("div", { className: "actions" }, this.#again, this.#ask, this.#stop, this.#abort.element), this.#abort.outcome, this.#prompt, this.#parts);
   }
 
   /**
    * @param {object} engine of the model
    * @param {string|null} followed
-   * @param {boolean} isRecording nothing of it can be ended
+   * @param {boolean} isRecording its requests cannot be aborted
    */
   show(engine, followed, isRecording) {
     const request = engine?.requests.get(followed);
@@ -41,10 +41,10 @@ export class TimelineView {
       this.#parts.replaceChildren();
       this.#prompt.replaceChildren();
       this.#again.hidden = this.#ask.hidden = this.#stop.hidden = followed === null;
-      if (followed === null) setText(this.#title, "Nobody is followed. Choose a request above, a lane, or a block.");
+      if (followed === null) setText(this.#title, "No request is selected. Choose one in the table, a lane, or a block.");
       else this.#read();
     } else if (followed !== null && isEnded && !this.#hasEnd) {
-      this.#hasEnd = true; // once more, when all of it is known; it is never asked for again and again
+      this.#hasEnd = true; // fetched once more at the end, and not repeatedly before
       this.#read();
     }
   }
@@ -54,7 +54,7 @@ export class TimelineView {
     setText(this.#title, `Reading the timeline of ${short(id)} …`);
     try {
       const timeline = await (await ask(`v1/requests/${encodeURIComponent(requestOf(id))}/timeline`, key())).json();
-      if (id !== this.#id) return; // somebody else is followed by now
+      if (id !== this.#id) return; // another request has been selected meanwhile
       const lanes = timeline.lanes.map(drawLane);
       setText(this.#title, `${id}: ${ms(timeline.e2e_ms)} in all${timeline.is_complete ? "" : " so far"}.`);
       this.#parts.replaceChildren(...lanes);
@@ -63,13 +63,13 @@ export class TimelineView {
     }
   }
 
-  /** Nobody's text is on the page before somebody asks for it. */
+  /** Show the prompt; no text is fetched before the user asks for it. */
   async #readPrompt() {
     const id = this.#id;
     let shown;
     try {
       const kept = await (await ask(`v1/requests/${encodeURIComponent(requestOf(id))}/prompt`, key())).json();
-      shown = el("pre", { className: "prompt", tabIndex: 0, "aria-label": "Its prompt" }, kept.prompt ?? `token ids ${kept.prompt_token_ids.join(", ")}`);
+      shown = el("pre", { className: "prompt", tabIndex: 0, "aria-label": "Prompt" }, kept.prompt ?? `token ids ${kept.prompt_token_ids.join(", ")}`);
     } catch (error) {
       shown = el("p", { className: "hint" }, error.message);
     }
@@ -78,7 +78,7 @@ export class TimelineView {
 }
 
 /**
- * A lane: a bar of segments, and a table that says the same.
+ * Return a lane as a bar of segments and a table of the same.
  * @param {object} lane of the timeline API
  */
 export function drawLane(lane) {
@@ -92,9 +92,9 @@ export function drawLane(lane) {
     bar.append(piece);
     body.append(el("tr", {}, el("td", {}, ms(segment.start_ms)), el("td", {}, ms(segment.duration_ms)), el("td", {}, el("span", { className: `mark ${kind}` }, segment.label)), el("td", {}, segment.num_tokens || "–"), el("td", {}, segment.reason)));
   }
-  const head = el("tr", {}, ...["From", "Took", "What", "Tokens", "Why"].map((title) => el("th", { scope: "col" }, title)));
+  const head = el("tr", {}, ...["Start", "Duration", "Activity", "Tokens", "Reason"].map((title) => el("th", { scope: "col" }, title)));
   const more = lane.segments.length - shown.length;
-  const facts = `TTFT ${ms(lane.ttft_ms)}, ${whole(lane.num_prompt_tokens ?? 0)} prompt tokens, ${whole(lane.num_cached_tokens ?? 0)} of them cached, ${whole(lane.num_output_tokens)} out${lane.num_preemptions ? `, preempted ${lane.num_preemptions} times` : ""}${lane.finish_reason ? `; ended: ${lane.finish_reason}` : ""}. ${lane.notes.join(" ")}`;
+  const facts = `TTFT ${ms(lane.ttft_ms)}, ${whole(lane.num_prompt_tokens ?? 0)} prompt tokens, ${whole(lane.num_cached_tokens ?? 0)} of them cached, ${whole(lane.num_output_tokens)} output tokens${lane.num_preemptions ? `, preempted ${lane.num_preemptions} times` : ""}${lane.finish_reason ? `; ended: ${lane.finish_reason}` : ""}. ${lane.notes.join(" ")}`;
   const table = el("div", { className: "scrolled", tabIndex: 0, role: "region", "aria-label": "Segments" }, el("table", {}, el("thead", {}, head), body));
-  return el("div", { className: "lane" }, el("p", {}, facts), bar, table, ...(more > 0 ? [el("p", { className: "hint" }, `And ${more} more.`)] : []));
+  return el("div", { className: "lane" }, el("p", {}, facts), bar, table, ...(more > 0 ? [el("p", { className: "hint" }, `${more} more segments are not shown.`)] : []));
 }

@@ -1,10 +1,10 @@
-/** Tokens coloured by how likely the model held them, and what it might have said instead. */
+/** Tokens coloured by their probability, with the alternatives. */
 import { el } from "./dom.js";
 
-const LEVELS = [0.9, 0.5, 0.2, 0.05]; // at least so likely: level 0, 1, 2, 3; below all: 4
+const LEVELS = [0.9, 0.5, 0.2, 0.05]; // least probability of levels 0 to 3; level 4 is below all
 
 /**
- * The tokens of a choice with their log-probabilities, whichever API it is from.
+ * Return the tokens of a choice with their log-probabilities, for either API.
  * @param {object} choice of a chunk of a completion or of a chat
  * @returns {{token: string, logprob: ?number, top: {token: string, logprob: number}[]}[]}
  */
@@ -20,15 +20,15 @@ export function tokensOf({ logprobs }) {
   });
 }
 
-/** Puts text on the page in pieces of one token, where the text is known to be of these tokens. */
+/** Splits text into elements of one token each, where the text is known to be of these tokens. */
 export class TokenWriter {
-  #pending = []; // tokens whose text has not come yet: it may be held back where a stop string might begin
+  #pending = []; // tokens whose text has not arrived: it is held back while it may begin a stop string
 
   /**
-   * The pieces of a text that came together with tokens.
+   * Return the pieces of a text that arrived with these tokens.
    * @param {string} text
    * @param {ReturnType<tokensOf>} tokens
-   * @returns {(Node|string)[]} which together have that text
+   * @returns {(Node|string)[]} pieces that add up to the text
    */
   pieces(text, tokens) {
     this.#pending.push(...tokens);
@@ -42,7 +42,7 @@ export class TokenWriter {
       rest = rest.slice(next.token.length);
       if (next.token !== "") pieces.push(piece(next.token, [next]));
     }
-    // characters that several tokens spell are one piece of all of them
+    // a character made of several tokens is one piece
     if (rest !== "") pieces.push(this.#pending.length > 0 ? piece(rest, this.#pending.splice(0)) : rest);
     return pieces;
   }
@@ -59,9 +59,9 @@ function piece(text, tokens) {
 }
 
 /**
- * Shows what is known of a token while a pointer or the focus is on it; arrow keys go from token to token.
- * @param {HTMLElement} answer whose tokens these are
- * @param {HTMLElement} panel where it is shown
+ * Shows a token's alternatives while a pointer or the focus is on it; arrow keys move between tokens.
+ * @param {HTMLElement} answer element with the tokens
+ * @param {HTMLElement} panel element for the alternatives
  */
 export function showChancesOf(answer, panel) {
   const show = ({ target }) => known.has(target) && panel.replaceChildren(...described(known.get(target)));
@@ -103,5 +103,5 @@ function described(tokens) {
 
 const chance = (logprob) => `${(100 * Math.exp(logprob)).toFixed(logprob < -5 ? 3 : 1)} %`;
 
-/** White space as signs that can be seen. */
+/** Replaces white space by visible signs. */
 const visible = (token) => token.replaceAll("\n", "↵").replaceAll("\t", "→").replaceAll(" ", "·") || "(no text)";

@@ -1,8 +1,8 @@
-/** One page with several views; which one is shown stands behind the # of the address. */
+/** The views of the page; the part of the address after # names the one that is shown. */
 const links = [...document.querySelectorAll("header nav a")];
 const views = [...document.querySelectorAll("body > main")];
 
-/** Shows the view that the address names; one that is unknown or not offered here gives way to the first that is. */
+/** Shows the view that the address names, or the first one if that is unknown or not offered. */
 function show() {
   const offered = links.filter((link) => !link.hidden);
   const current = offered.find((link) => link.hash === location.hash) ?? offered[0];
@@ -15,7 +15,7 @@ function show() {
 }
 
 /**
- * Offers a view, or takes it away: a recording has no playground, and not every server a switchboard.
+ * Offers a view or hides it: a recording has no playground, and a server has a lab only with --lab.
  * @param {string} name of the view
  * @param {boolean} isOffered
  */
@@ -24,7 +24,7 @@ export function offer(name, isOffered) {
   show();
 }
 
-/** The name of the view that is shown. */
+/** Return the name of the view that is shown. */
 export function currentView() {
   return views.find((view) => !view.hidden)?.id;
 }

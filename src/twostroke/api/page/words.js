@@ -1,8 +1,8 @@
-/** Numbers as people read them; the same words everywhere. */
+/** Formatting of numbers and ids, the same everywhere on the page. */
 
 export const whole = (number) => Math.round(number).toLocaleString("en");
 
-/** Milliseconds with about three digits. */
+/** Return milliseconds with about three digits. */
 export function ms(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return "beyond";
@@ -11,7 +11,7 @@ export function ms(value) {
 
 export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 
-/** Bytes in the units that memory is sold in. */
+/** Return bytes in decimal units. */
 export function bytes(number) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let value = number;
@@ -23,11 +23,11 @@ export function bytes(number) {
   return `${value.toFixed(unit === 0 || value >= 100 ? 0 : 1)} ${units[unit]}`;
 }
 
-/** What the caller named a request: what stands before # of a sequence's id. */
+/** Return the request's name as the caller knows it: the part of a sequence's id before #. */
 export const nameOf = (sequenceId) => sequenceId.replace(/#\d+\.\d+(@\d+)?$/s, "");
 
-/** The request that a sequence is of, and no other by the same name. */
+/** Return the id of a sequence's request, unique even if names repeat. */
 export const requestOf = (sequenceId) => sequenceId.replace(/(#\d+)\.\d+(@\d+)?$/s, "$1");
 
-/** An id that fits into a cell: its beginning and its end. */
+/** Return an id shortened to its beginning and end. */
 export const short = (id) => (id.length <= 22 ? id : `${id.slice(0, 12)}…${id.slice(-8)}`);
