@@ -61,7 +61,7 @@ RESULTS: Mapping[str, Study] = {
     "what-if": Study(
         "planner", "What-ifs from one recorded run, and the runs they predict", _MODEL, "reproduce_what_ifs"
     ),
-    "doctor": Study("planner", "The doctor's levers, pulled", _MODEL, "reproduce_levers"),
+    "doctor": Study("planner", "The doctor's advice, applied", _MODEL, "reproduce_levers"),
     "doctor-loads": Study("planner", "Five loads, and the doctor's verdict on each", _MODEL),
     "background": Study("background", "Background work beside interactive requests", _MODEL),
     "pools": Study("pools", "two pools on one machine beside one process", _MODEL),

@@ -164,10 +164,10 @@ def _prompts(given: object) -> list[Prompt]:
     """Return one prompt or several as a list; the input processor checks their content."""
     if isinstance(given, str | Mapping):
         return [cast(Prompt, given)]
-    items = _several("prompts", given, "a text, a prompt object, or a sequence of these")
+    items = _several("prompts", given, "a string, a prompt object, or a sequence of these")
     for index, item in enumerate(items):
         if not isinstance(item, str | Mapping):
-            raise InvalidParameter(f"prompts[{index}]", item, "must be a text or {'prompt_token_ids': [...]}")
+            raise InvalidParameter(f"prompts[{index}]", item, "must be a string or {'prompt_token_ids': [...]}")
     return items
 
 

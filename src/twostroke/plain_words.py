@@ -9,7 +9,7 @@ from math import floor, isfinite, log10
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "a boolean"),  # before the numbers: in Python a bool is an int
     ((int, float), "a number"),
-    (str, "a text"),
+    (str, "a string"),
     (bytes, "bytes"),
     (Mapping, "an object"),
     ((list, tuple), "a list"),
@@ -25,7 +25,7 @@ def kind_of(value: object) -> str:
     """Return the type of a value in JSON's words.
 
     >>> [kind_of(value) for value in (None, True, 3, 0.5, "a", [1], {})]
-    ['null', 'a boolean', 'a number', 'a number', 'a text', 'a list', 'an object']
+    ['null', 'a boolean', 'a number', 'a number', 'a string', 'a list', 'an object']
     """
     if value is None:
         return "null"
@@ -59,7 +59,7 @@ def printable(text: str, most: int = _MOST_REASON, beginning: int | None = None)
 
     Args:
         text: of any length.
-        most: characters of a text that is returned whole.
+        most: characters of a string that is returned whole.
         beginning: characters of a longer text that are returned; None: as many.
     """
     spelled = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:most])

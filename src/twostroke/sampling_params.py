@@ -276,9 +276,9 @@ def _new(cls: type[_Params], given: Mapping[str, Any], where: str) -> _Params:
 def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
     texts: tuple[Any, ...] = (value,) if isinstance(value, str) else () if value is None else _tuple(name, value)
     if any(not isinstance(text, str) or not text for text in texts):
-        raise InvalidParameter(name, value, "must be a text or several, none of them empty")
+        raise InvalidParameter(name, value, "must be a string or several, none of them empty")
     if len(texts) > most:
-        raise InvalidParameter(name, f"{len(texts)} texts", f"at most {most}")
+        raise InvalidParameter(name, f"{len(texts)} strings", f"at most {most}")
     for text in texts:
         unicode(name, text)
     return texts
@@ -343,6 +343,6 @@ def _schema(name: str, given: object) -> str:
 
 def _num_bytes(name: str, text: object) -> int:
     if not isinstance(text, str):
-        raise InvalidParameter(name, text, f"must be a text, not {kind_of(text)}")
+        raise InvalidParameter(name, text, f"must be a string, not {kind_of(text)}")
     unicode(name, text)
     return len(text.encode("utf-8"))

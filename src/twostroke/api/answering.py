@@ -40,7 +40,7 @@ now without waiting."""
 
 
 _MARK = f"\ue000 {secrets.token_hex(8)}"
-"""Placeholder for a value; random, so no client can send a text that contains it."""
+"""Placeholder for a value; random, so no client can send a string that contains it."""
 
 
 class EventTemplate:

@@ -38,29 +38,29 @@ ENDPOINTS: dict[str, type[WireObject]] = {
 """Endpoints whose requests have a schema."""
 
 _HEAD = """\
-# What becomes of each field
+# Request fields
 
-For programmers of clients. For every field of a request, this page tells whether it acts. Made from the server's own
-schema by `python -m twostroke.api.reference`; the tests try every row.
+For programmers of clients: how the server treats each field of a request. Generated from the server's schema by
+`python -m twostroke.api.reference`; tests check every row.
 
 | state | meaning |
 |---|---|
 | **acts** | it changes the answer |
-| **bookkeeping** | the client's own notes; accepted, changes nothing |
-| **refused** | it would have to change the answer and is not supported: status 400 that names it, unless its value \
-asks for nothing |
-| not listed | named in the header `x-ignored-params` of the answer and in the log; with `--strict` the request is \
+| **bookkeeping** | it is for the client's own records; accepted, without effect |
+| **refused** | it would change the answer, but is not supported: status 400 with its name, unless its value \
+has no effect |
+| not listed | ignored; the answer's header `x-ignored-params` and the log name it. With `--strict` the request is \
 refused |
 
 **Not seen by the model.** A chat template may leave out parts of a chat: `tools` that the model is free to call, the
-calls of earlier turns, and the text beside such calls (Llama 3's and Mistral's templates write the calls alone). Such
-parts are named in `x-unseen-params`, and once in the log. With `--strict` such tools are refused.
+calls of earlier turns, and the text beside such calls (Llama 3's and Mistral's templates write only the calls). The
+header `x-unseen-params` names such parts, and so does the log, once. With `--strict` such tools are refused.
 
-**Numeric drift.** Answers have the fields of their API, and one of ours: `usage.numeric_drift`. It is present when
-workers with different numerics made an answer, which `--allow-numeric-drift` permits. For each setting in which they
-differ, it has the values in the order in which the workers took part: `{"kv_cache_dtype": ["int8", "bf16"]}`. The
-names are those of the settings, and `twostroke` for the version. One worker alone may have answered with other tokens
-([036](decisions/036-pools-of-different-formats.md)).
+**Numeric drift.** Answers have the fields of their API and one more: `usage.numeric_drift`. It is present when
+workers with different numerics computed one answer, which `--allow-numeric-drift` permits. A single worker might have
+given other tokens ([036](decisions/036-pools-of-different-formats.md)). For each setting in which the workers differ,
+the field has the values in the order in which they took part: `{"kv_cache_dtype": ["int8", "bf16"]}`. Names are those
+of the settings, and `twostroke` for the version.
 """
 
 

@@ -136,7 +136,7 @@ _KINDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "yes or no",
-    str: "a text",
+    str: "a string",
     Path: "a path",
 }
 

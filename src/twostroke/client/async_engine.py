@@ -317,7 +317,7 @@ class AsyncEngine:
         """
         given: Any = request_id
         if not isinstance(given, str):  # in the engine's thread it would end the engine
-            raise InvalidParameter("request_id", given, f"must be a text, not {kind_of(given)}")
+            raise InvalidParameter("request_id", given, f"must be a string, not {kind_of(given)}")
         self._worker.abort(request_id)
 
     def close(self) -> None:

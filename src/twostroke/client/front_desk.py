@@ -185,7 +185,7 @@ def _check_salt(salt: Any) -> None:
 def _check_name(parameter: str, value: Any) -> None:
     """Check a name that is hashed and written to the event log: valid Unicode, and not too long."""
     if not isinstance(value, str):
-        raise InvalidParameter(parameter, value, f"must be a text, not {kind_of(value)}")
+        raise InvalidParameter(parameter, value, f"must be a string, not {kind_of(value)}")
     unicode(parameter, value)
     num_bytes = len(value.encode("utf-8"))
     if num_bytes > MAX_NAME_BYTES:

@@ -183,7 +183,7 @@ class InputProcessor:
         given = cast(Any, prompt)
         if not isinstance(given, Mapping):
             raise InvalidPrompt(
-                f"a prompt must be a text or {{'prompt_token_ids': [...]}}, not {kind_of(given)}. "
+                f"a prompt must be a string or {{'prompt_token_ids': [...]}}, not {kind_of(given)}. "
                 "Send several prompts as several requests."
             )
         for key in given:
@@ -245,10 +245,10 @@ class InputProcessor:
         For a long text they take four bytes each; see Tokenizer.encode_compact.
 
         Raises:
-            InvalidPrompt: not a text, invalid Unicode, or a text for which the tokenizer has no ids.
+            InvalidPrompt: not a string, invalid Unicode, or a text for which the tokenizer has no ids.
         """
         if not isinstance(text, str):
-            raise InvalidPrompt(f"the prompt must be a text, not {kind_of(text)}.")
+            raise InvalidPrompt(f"the prompt must be a string, not {kind_of(text)}.")
         if not text.isascii():
             try:
                 text.encode("utf-8")

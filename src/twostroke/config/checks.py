@@ -30,7 +30,7 @@ def switch(name: str, value: object) -> None:
 def text(name: str, value: object) -> None:
     """Raise InvalidParameter if a value is no string, or an empty one."""
     if not isinstance(value, str) or not value:
-        raise InvalidParameter(name, value, "must be a text" + (" that is not empty" if value == "" else ""))
+        raise InvalidParameter(name, value, "must be a string" + (" that is not empty" if value == "" else ""))
 
 
 def unicode(name: str, value: str) -> None:

@@ -31,7 +31,7 @@ def read_cpu_list(name: str, given: object) -> tuple[int, ...]:
     remedy = "For example 0,2 or 0-3,8."
     found: list[int] = []
     if not isinstance(given, str):
-        raise InvalidParameter(name, given, "must be a text", remedy)
+        raise InvalidParameter(name, given, "must be a string", remedy)
     for part in given.split(","):
         if not _PART.fullmatch(part.strip()):
             raise InvalidParameter(name, given, "must be numbers of CPUs and ranges of them, with commas", remedy)
@@ -272,6 +272,6 @@ class LoadConfig:
         if given is None and name != "model":
             return
         if not isinstance(given, str | Path):
-            raise InvalidParameter(name, cast(object, given), "must be a text or a Path")
+            raise InvalidParameter(name, cast(object, given), "must be a string or a Path")
         text(name, str(given) if given else given)
         object.__setattr__(self, name, path_type(given))

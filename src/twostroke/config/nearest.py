@@ -201,6 +201,6 @@ def _alikeness(stem: str, other: str) -> tuple[int, int, float]:
 
 
 def _number(text: str) -> int:
-    """Return the number at the start of a text; without one it is the first of its family, 1."""
+    """Return the number at the start of a string; without one it is the first of its family, 1."""
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 1

@@ -385,7 +385,7 @@ class _Cursor:
         if kind == _TEXT:
             return self._texts(length)
         if kind not in _NUMBERS:
-            raise UnsupportedModel(f"{self._path}: {self.what} is an array of type {kind}; known: texts and numbers.")
+            raise UnsupportedModel(f"{self._path}: {self.what} is an array of type {kind}; known: strings and numbers.")
         return np.frombuffer(self.take(length * np.dtype(_NUMBERS[kind]).itemsize), _NUMBERS[kind]).tolist()
 
     def _texts(self, length: int) -> list[str]:

@@ -41,7 +41,7 @@ class Metadata:
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return the value of a key that holds a string."""
-        return self._get(key, default, "a text", lambda value: isinstance(value, str))
+        return self._get(key, default, "a string", lambda value: isinstance(value, str))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return the value of a key that holds a boolean."""
@@ -72,7 +72,7 @@ class Metadata:
 
     def texts(self, key: str) -> list[str]:
         """Return the value of a key that holds a list of strings."""
-        return self._list(key, "texts", str)
+        return self._list(key, "strings", str)
 
     def flags(self, key: str) -> list[bool]:
         """Return the value of a key that holds a list of booleans."""

@@ -105,7 +105,7 @@ def is_checked(model: NamedModel) -> bool:
 
 
 def _state(model: NamedModel) -> str | None:
-    """Return a text that changes with the file: its expected hash, its size and its modification time.
+    """Return a string that changes with the file: its expected hash, its size and its modification time.
 
     None: there is no file of the right size.
     """

@@ -1,8 +1,8 @@
-"""`twostroke doctor`: the constraint that binds an engine, the levers for it, and their predicted effects.
+"""`twostroke doctor`: the constraint that binds an engine, the settings that relieve it, and their predicted effects.
 
     signals       figures of the last run in the history                                    (signals.py)
     constraint    what the time goes into: nothing, arithmetic, KV, slots, long prompts …   (constraint.py)
-    levers        for each constraint the settings that loosen it                           (levers.py)
+    levers        the settings that relieve each constraint                                 (levers.py)
     back-test     the history's requests in simulated time, unchanged; if it is far off, nothing is concluded
     prediction    every lever in simulated time; those that bring less than 10 % are dropped        (simulation/)
     faults        problems at any load, one rule for each                                   (faults.py)
@@ -74,7 +74,7 @@ _SLOWEST, _MEDIAN = "ttft_p99", "ttft_p50"
 """TTFT figures: a lever is judged by the first; it may also help the second alone."""
 _COSTS = (_MEDIAN, "tpot_p50")
 """Figures that a lever may make worse."""
-REFUSED = "no lever is offered"
+REFUSED = "no setting is advised"
 """Prefix of a remark that refuses a conclusion."""
 _DELAYS_ADMISSION = (Binding.KV, Binding.SLOTS, Binding.LINK)
 """Constraints that delay the first token; the others delay later tokens."""
@@ -159,7 +159,7 @@ def _tried(
     knows_median = not refusal(before, figures(measured), (_MEDIAN,))
     predicted = [_predicted(lever, before, recording, model, knows_median) for lever in candidates]
     levers = [lever for lever in _one_of_each(predicted) if lever.gain >= HELPS]
-    remarks = [f"no setting that loosens it is predicted to bring {HELPS - 1:.0%}"] if not levers else []
+    remarks = [f"no setting that relieves it is predicted to bring {HELPS - 1:.0%}"] if not levers else []
     if len(recording.requests) < num_all:
         remarks.append(f"predicted by the last {len(recording.requests):,} of {num_all:,} requests")
     return tuple(sorted(levers, key=lambda lever: (not lever.is_exact, -lever.gain))), "; ".join(remarks)

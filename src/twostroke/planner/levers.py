@@ -1,4 +1,4 @@
-"""Levers: for each constraint, the settings that loosen it and are not yet in effect.
+"""Levers: for each constraint, the settings that relieve it and are not yet in effect.
 
 A lever with `settings` can be simulated, and its gain is predicted. The gain of the others cannot be derived from a
 log; they are listed with the measurement that would show it.
@@ -64,7 +64,7 @@ class Lever:
 
 
 def levers_of(constraint: Binding, found: Signals, link_bytes_per_s: float | None) -> tuple[Lever, ...]:
-    """Return every lever that may loosen a constraint and is not yet in effect."""
+    """Return every lever that may relieve a constraint and is not yet in effect."""
     started = found.started
     if started is None:
         return ()

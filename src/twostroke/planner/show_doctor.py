@@ -20,7 +20,7 @@ from twostroke.tables import print_line
 _MIN_SHOWN_COST = 1.05
 """Factor on a figure above which a cost is printed."""
 _WITHOUT_LEVERS = (Binding.NONE, Binding.COMPUTE)
-"""Constraints that no setting loosens. For the others, a lever was tried, or none is known to help."""
+"""Constraints that no setting relieves. For the others, a lever was tried, or none is known to help."""
 
 
 _OF_LEVER = ("name", "flags", "settings", "metric", "is_exact", "before", "after", "gain")
@@ -55,20 +55,20 @@ def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
 def _lever_lines(found: Diagnosis) -> Iterator[str]:
     """Yield lines about levers with their predicted effects, then about those that have to be measured."""
     for i, lever in enumerate(found.levers):
-        yield f"{'  or   ' if i else '[bold]lever[/]'}    {lever.name}: {lever.flags}"
+        yield f"{'  or    ' if i else '[bold]advice[/]  '} {lever.name}: {lever.flags}"
         yield from (f"  {line}" for line in _effects(lever))
     if not found.levers:
-        yield f"[bold]lever[/]    {_without_lever(found)}"
+        yield f"[bold]advice[/]   {_without_lever(found)}"
     for lever in found.to_measure:
         yield f"measure  {lever.name}: {lever.flags}"
         yield f"  not predicted: {lever.measure}"
 
 
 def _without_lever(found: Diagnosis) -> str:
-    """Return the text that replaces a lever where none is offered."""
+    """Return the text that is printed when there is no lever."""
     is_refused = found.remark.startswith(REFUSED) or not (found.has_predictions or found.constraint in _WITHOUT_LEVERS)
     is_open = is_refused or found.to_measure or limit_lines(found.signals)
-    return "none that can be predicted" if is_open else "nothing to do"
+    return "none whose effect can be predicted" if is_open else "nothing to do"
 
 
 def diagnosis_json(found: Diagnosis) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Conversion of messages from any API into the form that chat templates expect, as copies with plain JSON types.
 
-    content       a text, or a list of text parts; missing beside tool calls only if the template tests for that
+    content       a string, or a list of text parts; missing beside tool calls only if the template tests for that
     tool calls    arguments are an object, although OpenAI's clients send its JSON text
     roles         developer becomes system, unless the template knows developer
 
@@ -72,7 +72,7 @@ def _copied_object(given: Mapping[Any, Any], depth: int) -> JSON:
     copy: JSON = {}
     for key, item in given.items():
         if not isinstance(key, str):
-            raise _NotPlainJson(f"has the key {shown(key)}; keys must be texts.")
+            raise _NotPlainJson(f"has the key {shown(key)}; keys must be strings.")
         try:
             copy[str.__str__(key)] = _copied(item, depth + 1)
         except _NotPlainJson as error:
@@ -107,7 +107,7 @@ _ROLES_WITHOUT_CONTENT = frozenset({"assistant", "tool"})
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles defined by OpenAI; templates may know others."""
 _TEXTS = ("name", "tool_call_id", "refusal", *REASONING_FIELDS)
-"""Fields of a message that must be texts; a template would write other values in Python's notation."""
+"""Fields of a message that must be strings; a template would write other values in Python's notation."""
 
 
 class CallArguments(dict[str, Any]):
@@ -189,7 +189,7 @@ def checked_messages(
     Args:
         messages: objects with a role and, usually, a content, from any client.
         knows_developer: whether the template reads the role developer; otherwise that role becomes system.
-        reads_argument_text: whether the template tests for arguments that are a text; arguments then stay a text.
+        reads_argument_text: whether the template tests for arguments that are a string; arguments then stay a string.
         tests_missing_content: whether the template detects a turn that only calls tools by content being none;
             otherwise the content of such a turn is an empty text.
 
@@ -259,10 +259,10 @@ def _checked(message: JSON, where: str, knows_developer: bool, reads_argument_te
 
 
 def _check_texts(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    """Raise InvalidPrompt if one of these fields is present and not a text."""
+    """Raise InvalidPrompt if one of these fields is present and not a string."""
     for name in names:
         if name in given and not isinstance(given[name], str):
-            raise InvalidPrompt(f"{where}.{name} must be a text, not {kind_of(given[name])}.")
+            raise InvalidPrompt(f"{where}.{name} must be a string, not {kind_of(given[name])}.")
 
 
 def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
@@ -277,9 +277,11 @@ def _content(message: JSON, role: str, where: str) -> str | list[JSON]:
                 raise InvalidPrompt(f"{where}.content has {len(content)} parts; at most {MAX_PARTS} can be sent.")
             return [_part(part, f"{where}.content[{i}]") for i, part in enumerate(cast(list[Any], content))]
         case None:
-            raise InvalidPrompt(f"{where}, of role {shown(role)}, has no content; give a text, possibly an empty one.")
+            raise InvalidPrompt(
+                f"{where}, of role {shown(role)}, has no content; give a string, possibly an empty one."
+            )
         case _:
-            raise InvalidPrompt(f"{where}.content must be a text or a list of text parts, not {kind_of(content)}.")
+            raise InvalidPrompt(f"{where}.content must be a string or a list of text parts, not {kind_of(content)}.")
 
 
 def is_media_type(kind: Any) -> bool:
@@ -297,7 +299,7 @@ def _part(part: Any, where: str) -> JSON:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
-        raise InvalidPrompt(f"{where} must be an object like {{'type': 'text', 'text': '...'}} or a text.")
+        raise InvalidPrompt(f"{where} must be an object like {{'type': 'text', 'text': '...'}} or a string.")
     given = cast(JSON, part)
     kind = given.get("type", "text")
     if is_media_type(kind):
@@ -322,7 +324,7 @@ def _call(call: Any, where: str, reads_argument_text: bool) -> JSON:
     if given.get("type") == "custom":
         raise InvalidPrompt(
             f"{where} is of type 'custom', which is not supported; send a call of type 'function' whose arguments have "
-            "the input as a text."
+            "the input as a string."
         )
     if "function" not in given:
         return _function(given, where, reads_argument_text)

@@ -118,7 +118,7 @@ def read_text(path: Path) -> str:
 
 
 def is_valid_utf8(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8; JSON can contain lone surrogates."""
+    """Return whether a string can be encoded as UTF-8; JSON can contain lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -196,7 +196,7 @@ def _chat_templates(folder: Path, given: Any, where: Path) -> dict[str, str]:
     try:
         templates = {entry["name"]: entry["template"] for entry in given}
     except (TypeError, KeyError) as error:
-        raise CorruptCheckpoint(f"{where}: chat_template must be a text or a list of name and template.") from error
+        raise CorruptCheckpoint(f"{where}: chat_template must be a string or a list of name and template.") from error
     if not all(isinstance(text, str) for pair in templates.items() for text in pair):
-        raise CorruptCheckpoint(f"{where}: chat_template must be a text or a list of name and template.")
+        raise CorruptCheckpoint(f"{where}: chat_template must be a string or a list of name and template.")
     return templates

@@ -106,7 +106,7 @@ def _count_steps(tree: nodes.Template) -> None:
 
 
 def _reads_content_parts(tree: nodes.Template) -> bool:
-    """Return whether the template iterates over a message's content as a list of parts; most read only a text."""
+    """Return whether the template iterates over a message's content as a list of parts; most read only a string."""
     names = _names_of(tree, "content")
     return any(_is_field(loop.iter, "content", names) for loop in tree.find_all(nodes.For))
 

@@ -3,7 +3,7 @@
     request   op, 1 byte   bytes of the source, u64   bytes of the variables, u64   source   variables
     answer    kind, 1 byte   bytes of the text, u64   text
 
-The source and texts are UTF-8, variables are JSON. An answer is never more than a text or four flags, because the
+The source and texts are UTF-8, variables are JSON. An answer is never more than a string or four flags, because the
 process may have been taken over by a hostile template.
 """
 
@@ -47,9 +47,9 @@ class TemplateFacts:
     """Forms of messages that a template expects, read from its source."""
 
     reads_content_parts: bool
-    """Whether it iterates over a message's content as a list of parts; most read only a text."""
+    """Whether it iterates over a message's content as a list of parts; most read only a string."""
     reads_argument_text: bool
-    """Whether it tests for a call's arguments being a text, and so writes a text unchanged."""
+    """Whether it tests for a call's arguments being a string, and so writes a string unchanged."""
     tests_missing_content: bool
     """Whether it tests for a message's content being none, as in a turn that only calls tools."""
     knows_developer: bool
@@ -62,12 +62,12 @@ def cpu_limit_s(num_bytes: int, op: bytes = RENDER) -> float:
 
 
 def encoded(text: str) -> bytes:
-    """Encode a text for the socket; lone surrogates, which clients may send, are kept."""
+    """Encode a string for the socket; lone surrogates, which clients may send, are kept."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decoded(content: bytes | bytearray) -> str:
-    """Decode a text made by `encoded`."""
+    """Decode a string made by `encoded`."""
     return content.decode("utf-8", "surrogatepass")
 
 

@@ -256,7 +256,7 @@ def test_the_error_is_about_the_kind_of_prompt_that_was_meant(prompt: Any, place
         (b'{"prompt": "x"} x', "is not valid JSON"),
         (b'["a"]', "expected an object, got a list"),
         (b'{"max_tokens": 5}', "object missing required field `prompt`"),
-        (b'{"prompt": "x", "stop": ["a", 5]}', "at stop[1]: expected a text, got a whole number"),
+        (b'{"prompt": "x", "stop": ["a", 5]}', "at stop[1]: expected a string, got a whole number"),
         (b'{"prompt": "x", "stream_options": {"include_usage": 1}}', "at stream_options.include_usage"),
         (b'{"prompt": "x", "max_tokens": 1.5}', "at max_tokens: expected a whole number or null, got a number"),
         (b'{"prompt": [[], []]}', "at prompt[0]"),

@@ -399,15 +399,15 @@ def test_a_log_that_cannot_be_written_does_not_stop_the_engine(folder: str) -> N
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
-        ({"cache_salt": 5}, "must be a text"),
+        ({"cache_salt": 5}, "must be a string"),
         ({"cache_salt": "\ud800"}, "surrogate"),
         ({"cache_salt": ""}, "must not be empty"),
         ({"cache_salt": "é" * 600}, "1200 bytes"),
         ({"request_id": ""}, "empty"),
         ({"kind": "deltas"}, "must be one of 'delta', 'cumulative', 'final'"),
         ({"kind": None}, "must be one of 'delta'"),
-        ({"request_id": 7}, "must be a text"),
-        ({"request_id": ["x"]}, "must be a text"),
+        ({"request_id": 7}, "must be a string"),
+        ({"request_id": ["x"]}, "must be a string"),
         ({"request_id": "a\udfff"}, "surrogate"),
         ({"request_id": "x" * 1025}, "1025 bytes"),
         ({"priority": True}, "whole number"),

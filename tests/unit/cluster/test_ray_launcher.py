@@ -47,7 +47,7 @@ def test_without_a_cluster_processes_are_this_machines() -> None:
     ("given", "what"),
     [
         ({"cluster": "auto"}, "cluster='auto': needs more than one process"),
-        ({"decode": 1, "cluster": ""}, "cluster='': must be a text"),
+        ({"decode": 1, "cluster": ""}, "cluster='': must be a string"),
         ({"decode": 1, "cluster": "ray://head:10001"}, "must be 'auto' or HOST:PORT.*no node"),
         ({"decode": 1, "cluster": "head"}, "must be 'auto' or HOST:PORT"),
         ({"decode": 1, "cluster": "auto", "kv_transport": "shm"}, "kv_transport='shm': .* no memory"),

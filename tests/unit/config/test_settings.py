@@ -121,7 +121,7 @@ def test_sampling_parameters_are_keys(kind: type[SamplingParams]) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"admin_api_key": ""}, "admin_api_key='': must be a text"),
+        ({"admin_api_key": ""}, "admin_api_key='': must be a string"),
         ({"api_key": ("",)}, "api_key"),
         ({"cors_origins": ("somewhere",)}, "cors_origins='somewhere': is no origin"),
         ({"cors_origins": ("http://a/b",)}, "cors_origins"),

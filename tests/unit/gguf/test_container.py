@@ -211,9 +211,9 @@ def test_values_of_the_wrong_kind_are_named(tmp_path: Path) -> None:
     for ask in (lambda: file.metadata.count("a"), lambda: file.metadata.count("b"), lambda: file.metadata.number("b")):
         with pytest.raises(CorruptCheckpoint, match=r"x.gguf: [ab] must be a .*number.*, found"):
             ask()
-    with pytest.raises(CorruptCheckpoint, match="c must be a list of texts"):
+    with pytest.raises(CorruptCheckpoint, match="c must be a list of strings"):
         file.metadata.texts("c")
     with pytest.raises(CorruptCheckpoint, match=r"d must be a whole number, 1 to \d+, found -3"):
         file.metadata.count("d")
-    with pytest.raises(CorruptCheckpoint, match="the metadata has no e; it must be a text"):
+    with pytest.raises(CorruptCheckpoint, match="the metadata has no e; it must be a string"):
         file.metadata.text("e")

@@ -221,7 +221,7 @@ def test_default_is_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ({"packed_cache": "c", "tensor_parallel_size": 2}, "keeps whole models, not the shares of 2 ranks"),
         ({"packed_cache": "c", "load_format": "dummy"}, "not random ones"),
         ({"packed_cache": "c", "dtype": "float16"}, "keeps what native kernels pack; this model runs on"),
-        ({"packed_cache": 3}, "must be a text or a Path"),
+        ({"packed_cache": 3}, "must be a string or a Path"),
         ({"packed_cache": "c", "verify": "yes"}, "verify='yes': must be true or false"),
     ],
 )

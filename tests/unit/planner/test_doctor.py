@@ -1,4 +1,4 @@
-"""Constructed loads: the doctor names the right lever, and pulling it does what it was said to do."""
+"""Constructed loads: the doctor names the right setting, and changing it has the predicted effect."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_without_a_back_test_that_holds_no_lever_is_offered() -> None:
     assert "more than the 25% allowed" in found.remark
     console = Console(record=True, width=160)
     print_diagnosis(found, console)
-    assert "lever    none that can be predicted" in console.export_text()
+    assert "advice   none whose effect can be predicted" in console.export_text()
     near = diagnose(log_of(few_slots, 0.0), scaled(STEP_TIMES, 1.2))
     assert near.levers, near.remark
 
@@ -368,7 +368,7 @@ def test_a_lever_that_brings_less_than_a_tenth_is_not_offered() -> None:
     )
     found = diagnose(history(**few_slots(), step_times=linear))
     assert (found.constraint, found.levers) == (Binding.SLOTS, ())
-    assert "no setting that loosens it is predicted to bring 10%" in found.remark
+    assert "no setting that relieves it is predicted to bring 10%" in found.remark
     console = Console(record=True, width=160)
     print_diagnosis(found, console)
     assert "nothing to do" in console.export_text()
@@ -470,16 +470,16 @@ def test_what_is_printed_and_what_programs_read() -> None:
     [
         (idle, 0.0, "nothing to do"),
         (short_outputs, 0.0, "nothing to do"),
-        (one_at_a_time, 0.0, "none that can be predicted"),
-        (engine_time, 0.05, "none that can be predicted"),
-        (a_handful, 0.0, "none that can be predicted"),
+        (one_at_a_time, 0.0, "none whose effect can be predicted"),
+        (engine_time, 0.05, "none whose effect can be predicted"),
+        (a_handful, 0.0, "none whose effect can be predicted"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_nothing_to_do_is_said_only_where_that_is_so(case: Any, own_s: float, says: str) -> None:
     console = Console(record=True, width=160)
     print_diagnosis(diagnose(history(**case(), own_s=own_s)), console)
-    (line,) = [line for line in console.export_text().splitlines() if line.startswith("lever")]
+    (line,) = [line for line in console.export_text().splitlines() if line.startswith("advice")]
     assert line.split(maxsplit=1)[1].strip() == says
 
 
@@ -527,7 +527,7 @@ def test_an_engine_that_was_asked_and_has_finished_no_step_is_not_called_idle() 
     found = diagnose([events[0], arrived])
     assert found.constraint is Binding.UNKNOWN
     assert found.evidence == ("1 request arrived, and no step has ended yet. Try again later.",)
-    assert "none that can be predicted" in printed(found)
+    assert "none whose effect can be predicted" in printed(found)
 
 
 @pytest.mark.parametrize("first", [1, 40])
@@ -562,9 +562,9 @@ def test_times_that_cannot_be_get_no_verdict(time_s: float, words: str) -> None:
 @pytest.mark.parametrize("constraint", [one for one in Binding if one not in (Binding.NONE, Binding.COMPUTE)])
 def test_nothing_to_do_is_not_said_where_something_binds_and_nothing_was_tried(constraint: Binding) -> None:
     found = dataclasses.replace(diagnose([]), constraint=constraint)
-    assert "lever    none that can be predicted" in printed(found)
+    assert "advice   none whose effect can be predicted" in printed(found)
     tried = dataclasses.replace(found, has_predictions=True)
-    assert "lever    nothing to do" in printed(tried)
+    assert "advice   nothing to do" in printed(tried)
 
 
 def test_one_request_is_counted_as_one() -> None:

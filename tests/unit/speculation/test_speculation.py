@@ -66,7 +66,7 @@ def test_one_pass_makes_a_token_and_every_draft_that_stands() -> None:
         ),
         ({"method": "early_exit", "prompt_lookup_max": 2}, "prompt_lookup_max=2: is no field"),
         ({"method": "early_exit", "exit_layer": 0}, "exit_layer=0.*at least 1"),
-        ({"method": "draft_model", "model": 3}, "speculative_config.model=3: must be a text"),
+        ({"method": "draft_model", "model": 3}, "speculative_config.model=3: must be a string"),
         ([1], "must be an object"),
         ("ngram", "must be an object"),
     ],

@@ -30,7 +30,7 @@ needs_two = pytest.mark.skipif(len(USABLE) < 2, reason="two CPUs, and a system t
         ({"cpu_affinity": "3-1"}, "the range 3-1 ends before it begins"),
         ({"cpu_affinity": "0-3,2"}, "names CPU 2 twice"),
         ({"cpu_affinity": "0-9999"}, "CPUs go to 4095"),
-        ({"cpu_affinity": 3}, "must be a text"),
+        ({"cpu_affinity": 3}, "must be a string"),
         ({"cpu_affinity": "0-3", "threads": 2}, "names 4 CPUs, and threads=2 needs 2, one each"),
         ({"cpu_affinity": "0", "threads": 2}, "names 1 CPU, and threads=2 needs 2, one each"),
         ({"cpu_affinity": "0-2", "tensor_parallel_size": 2}, "names 3 CPUs, which 2 ranks cannot share equally"),

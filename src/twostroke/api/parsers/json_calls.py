@@ -25,7 +25,7 @@ _CLOSERS = re.compile(r"[\s}\]]*")
 
 
 def is_function_name(name: str) -> bool:
-    """Return whether a text can be a function's name."""
+    """Return whether a string can be a function's name."""
     return _FUNCTION_NAME.fullmatch(name) is not None
 
 

@@ -231,7 +231,7 @@ MAX_TOKEN_IDS = 2**20
 MAX_PROMPTS = 2048
 """Maximum prompts of one request; OpenAI's limit."""
 MAX_TEXTS = 4096
-"""Maximum items in a list of short texts; the code that uses them has lower limits."""
+"""Maximum items in a list of short strings; the code that uses them has lower limits."""
 MAX_OBJECTS = 8192
 """Maximum messages, parts of a message, or documents in one list. Each takes some microseconds of the event loop."""
 MAX_CONTAINERS = 32768
@@ -239,7 +239,7 @@ MAX_CONTAINERS = 32768
 MAX_FIELDS = 2**17 + 2**15
 """Maximum fields of all objects of one request together: those of the largest logit_bias, and 32,768 more."""
 MAX_CHOICES = 65536
-"""Maximum texts in `structured_outputs.choice`."""
+"""Maximum strings in `structured_outputs.choice`."""
 MAX_TOOLS = 1024
 MAX_PARAMETER_ITEMS = 2**17
 """Maximum entries of logit_bias, or of a list of token ids, independent of --max-parameter-items."""
@@ -321,13 +321,13 @@ Prompts = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OrText:
-    """Marker of an object that may be replaced by a text: `Annotated[Part, OrText("text")]`."""
+    """Marker of an object that may be replaced by a string: `Annotated[Part, OrText("text")]`."""
 
     type: str
-    """Type of the part that a text becomes."""
+    """Type of the part that a string becomes."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the object's schema with a conversion of texts before it."""
+        """Return the object's schema with a conversion of strings before it."""
         return core_schema.no_info_before_validator_function(self._part, handler(source))
 
     def _part(self, given: Any) -> Any:

@@ -43,7 +43,7 @@ class StructuredOutputsField(WireObject):
 
     json_: dict[str, Any] | str | None = acts("A JSON schema.", alias="json")
     regex: str | None = acts("A regular expression.")
-    choice: Annotated[list[str], AtMost(MAX_CHOICES)] | None = acts("One of these texts.")
+    choice: Annotated[list[str], AtMost(MAX_CHOICES)] | None = acts("One of these strings.")
     grammar: str | None = acts("A grammar, Lark or GBNF.")
     json_object: bool | None = acts("Any JSON object.")
 

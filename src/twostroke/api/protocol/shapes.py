@@ -26,7 +26,7 @@ from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECT
 CHECKED_BYTES = 64 * 1024
 """Size above which bodies are checked before they are parsed."""
 _WORDS = {
-    "str": "a text",
+    "str": "a string",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -43,7 +43,7 @@ _COUNTED = rb"(?:\s*+(?:%b|\[[^\[\]{}\"]*+\])\s*+,)" % _TEXT
 
 
 def _more_than(most: int, marks: bytes) -> re.Pattern[bytes]:
-    """Return a pattern that matches the beginning of a body with more than `most` of these characters outside texts."""
+    """Return a pattern for the beginning of a body with more than `most` of these characters outside strings."""
     others = rb'[^"%b]*+' % re.escape(marks)
     return re.compile(rb"(?:%b(?:%b%b)*+[%b]){%d}+" % (others, _TEXT, others, re.escape(marks), most + 1), re.DOTALL)
 
@@ -117,7 +117,7 @@ class _Shape:
     """Types that a value may have."""
 
     plain: frozenset[Any] = frozenset()
-    """Accepted types of texts, numbers, booleans and null."""
+    """Accepted types of strings, numbers, booleans and null."""
     item: _Shape | None = None
     """Shape of a list's elements; None if it may not be a list."""
     members: Mapping[str, _Shape] | None = None
@@ -130,7 +130,7 @@ class _Shape:
     most: int = 0
     """Maximum elements of a list; for a list of several types, that of the longest."""
     most_counted: int = 0
-    """Maximum texts or lists in a list; 0 if it may contain neither, or any number."""
+    """Maximum strings or lists in a list; 0 if it may contain neither, or any number."""
 
     def __or__(self, other: _Shape) -> _Shape:
         """Return a shape that accepts either; an object must have the required names of one of its types."""
@@ -156,7 +156,7 @@ class _Shape:
         return replace(self, most=most, most_counted=most if counts else 0)
 
     def counted_lists(self) -> Iterator[tuple[str, int]]:
-        """Yield name and limit of each field within this shape that is a list of texts or of lists."""
+        """Yield name and limit of each field within this shape that is a list of strings or of lists."""
         for shape in self.item, *(self.members or {}).values():
             if shape is not None:
                 yield from shape.counted_lists()
@@ -213,7 +213,7 @@ def _decoder(kind: type[WireObject]) -> msgspec.json.Decoder[Any]:
 
 @functools.cache
 def _long_lists(kind: type[WireObject]) -> list[tuple[str, int, re.Pattern[bytes]]]:
-    """Return the names of lists of texts or lists, their limits, and patterns that match longer ones."""
+    """Return the names of lists of strings or lists, their limits, and patterns that match longer ones."""
     limits: dict[str, int] = {}
     for name, most in _shape_of(kind).counted_lists():
         limits[name] = max(most, limits.get(name, 0))

@@ -36,7 +36,7 @@ class TokenizeRequest(WireObject):
     continue_final_message: bool | None = Field(default=None, description="With messages.")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="With messages.")
     tools: Annotated[list[ChatTool], AtMost(MAX_TOOLS)] | None = Field(default=None, description="With messages.")
-    return_token_strs: bool | None = Field(default=None, description="Return the tokens as texts beside the ids.")
+    return_token_strs: bool | None = Field(default=None, description="Return the tokens as strings beside the ids.")
 
 
 class DetokenizeRequest(WireObject):
