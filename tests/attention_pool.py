@@ -42,7 +42,7 @@ class Shape:
 
     @property
     def device(self) -> torch.device:
-        """Where the operator runs: Triton's on a card, if there is one."""
+        """Return the operator's device: a card for Triton's if there is one."""
         return triton_device.device() if self.backend == "triton" else CPU
 
     @property
@@ -155,7 +155,7 @@ def _on(device: torch.device, turn: QKNormRope | None) -> QKNormRope | None:
 
 
 def alone(shape: Shape, qkv: Tensor) -> Tensor:
-    """One request by itself, in one pass."""
+    """Return the result of one request in a pass of its own."""
     pool = Pool(shape, [qkv])
     pool.step([(0, len(qkv))])
     return pool.results()[0]

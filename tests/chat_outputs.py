@@ -1,4 +1,4 @@
-"""What models write, and what it means: generations of each family, whole, odd, broken and cut off."""
+"""Outputs of models and their meaning: generations of each family, whole, unusual, malformed and truncated."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What CI passes, where everything is installed."""
+    """Add the options that CI passes, where everything is installed."""
     parser.addoption(
         "--require-all", action="store_true", help="a test that finds a program of the system missing fails"
     )

@@ -100,7 +100,7 @@ def step(engine: FakeEngine, dice: random.Random) -> None:
 
 
 def times_of(events: Sequence[Event]) -> dict[str, RequestTimes]:
-    """When things happened to each request, read off the log in the plainest way; ids are used once."""
+    """Return the times of each request's events, read from the log in the simplest way; ids are used once."""
     times: dict[str, RequestTimes] = {}
     ended: set[str] = set()
     for event in events:

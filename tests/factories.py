@@ -27,13 +27,13 @@ from twostroke.scheduler.scheduler import Scheduler
 def uniform_layout(
     windows: Sequence[int | None], *, block_size: int, num_kv_heads: int, head_dim: int, kv_format: KVFormat
 ) -> KVLayout:
-    """Of layers that differ in their window at most, one for each of `windows`."""
+    """Return a layout of layers that differ at most in their window, one for each of `windows`."""
     specs = [KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim, window=window) for window in windows]
     return KVLayout.of(specs, block_size=block_size, kv_format=kv_format)
 
 
 def unlike_layout(specs: Sequence[tuple[int, int, int | None]], *, block_size: int, kv_format: KVFormat) -> KVLayout:
-    """Of layers each with its own (KV heads, head_dim, window)."""
+    """Return a layout of layers with (KV heads, head_dim, window) each."""
     kinds = [KVSpec(num_kv_heads=heads, head_dim=head_dim, window=window) for heads, head_dim, window in specs]
     return KVLayout.of(kinds, block_size=block_size, kv_format=kv_format)
 
@@ -50,7 +50,7 @@ def uniform_shape(
     bytes_per_weight: float = 2,
     kv_format: KVFormat = "bf16",
 ) -> ModelShape:
-    """Likewise."""
+    """Return the shape of a model with layers that differ at most in their window."""
     layers = tuple(
         LayerSpec(
             num_heads=num_heads,

@@ -123,7 +123,7 @@ class FakeTransfer:
     is_given_up: bool = False
 
     def advance(self) -> None:  # noqa: C901 (a conversation, one answer after the other)
-        """One answer of the lender, one piece, or the end."""
+        """Advance by one answer of the lender, one piece, or the end."""
         if self.is_over:
             return
         lender = self.find(self.source.epoch)
@@ -231,7 +231,7 @@ class FakeWorker:
 
     @property
     def has_heard_all(self) -> bool:
-        """What was said to it so far."""
+        """Whether every command sent to the engine was handled."""
         return not self.commands
 
     def fetch(
@@ -271,7 +271,7 @@ class FakeWorker:
                 self.said.append(updates)
 
     def reap(self) -> None:
-        """What the lender's reaper does."""
+        """Do the work of the lender's reaper."""
         self.commands.extend(EndHold(lease_id) for lease_id in self.lender.book.reap(self.pools.now_s))
 
 
@@ -356,12 +356,12 @@ class FakePools:
         self._broken += worker.transfers
 
     def retire(self, worker: FakeWorker) -> None:
-        """It is to leave."""
+        """Tell the worker to leave."""
         self.leaving.append(worker)
         self.dispatcher.retire(worker.member.worker_id)
 
     def let_go(self, worker: FakeWorker, *, in_time: bool) -> None:
-        """It has ended what it had, or has no more time to."""
+        """End the worker: its requests have ended, or its time is over."""
         worker_id = worker.member.worker_id
         if not in_time:
             self.carry_out(self.dispatcher.migrate(worker_id))
@@ -393,12 +393,12 @@ class FakePools:
             self.carry_out(self.dispatcher.take_in(worker.member.worker_id, worker.said.popleft()))
 
     def transfers(self) -> list[FakeTransfer]:
-        """That are not over."""
+        """Return the transfers that have not ended."""
         of_living = [transfer for worker in (*self.workers, *self.zombies) for transfer in worker.transfers]
         return [transfer for transfer in (*of_living, *self._broken) if not transfer.is_over]
 
     def in_the_middle(self) -> None:
-        """Of a step, between two layers: the wire runs."""
+        """Simulate the time between two layers of a step, in which transfers proceed."""
         for transfer in self.transfers():
             for _ in range(self.dice.choice([0, 0, 1, 3])):
                 transfer.advance()

@@ -327,7 +327,7 @@ class FakeEngine:
         return batch
 
     def _check(self, check: KVCheck) -> None:
-        """Also says of sound blocks that they have gone bad: of some groups' or of all, as the dice have it."""
+        """Return verdicts that call some sound blocks corrupt: those of some groups or of all, at random."""
         self.executor.check(check)
         if check.request_id not in self.live or check.request_id in self.started_over:
             return

@@ -40,7 +40,6 @@ class FaultyExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        """As it is."""
         return self.inner.max_in_flight
 
     def add_request(self, request: NewRequest) -> None:
@@ -62,7 +61,6 @@ class FaultyExecutor:
         self.inner.submit(batch)
 
     def check_kv(self, check: KVCheck, token_ids: Sequence[int]) -> tuple[KVDifference, ...] | None:
-        """As it is."""
         return self.inner.check_kv(check, token_ids)
 
     def collect(self) -> StepResult:
@@ -71,7 +69,6 @@ class FaultyExecutor:
         return self.inner.collect()
 
     def close(self) -> None:
-        """As it is."""
         self.inner.close()
 
 

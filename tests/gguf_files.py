@@ -20,7 +20,7 @@ WIDE = "llama-wide-q6_k"
 
 
 def fixture(name: str) -> Path:
-    """One that llama.cpp made, such as "llama-q4_0"."""
+    """Return the path of a file that llama.cpp made, such as "llama-q4_0"."""
     return FIXTURES / f"{name}.gguf"
 
 

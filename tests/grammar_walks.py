@@ -28,7 +28,7 @@ def backend(kind: str) -> Guidance:
 
 
 def num_columns(kind: str) -> int:
-    """Of the logits of an imagined model."""
+    """Columns of an imagined model's logits."""
     return text_fakes.tokenizer(kind).max_token_id + 1 + NUM_PADDING_ROWS
 
 
@@ -52,7 +52,7 @@ def allowed(matcher: GrammarMatcher, vocab_size: int) -> set[int]:
 
 
 def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """What the user sees."""
+    """Return the text that the user sees."""
     detokenizer = IncrementalDetokenizer(tokenizer)
     return detokenizer.push(token_ids) + detokenizer.finish()
 

@@ -42,7 +42,7 @@ _NAMES = itertools.count()
 
 
 class Clock:
-    """That the test moves."""
+    """Clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -93,7 +93,7 @@ class Pools:
 
 
 def address_by(transport: str, folder: Path) -> Address:
-    """Where nobody lends yet."""
+    """Return a new address, at which no lender listens yet."""
     match transport:
         case "shm":
             return Address(path=str(folder / f"kv-{next(_NAMES)}"))
@@ -188,7 +188,7 @@ class Borrowing:
         return sum((len(row) - first) * self.layout.bytes_per_page(group) for group, row, first in missing)
 
     def check(self, blocks: np.ndarray[Any, np.dtype[np.uint8]], rows: Sequence[Sequence[int]]) -> None:
-        """What was missing is the lender's, byte for byte, and nothing else was touched."""
+        """Check that the fetched bytes equal the lender's, and that nothing else changed."""
         found, theirs = (pool.reshape(-1) for pool in (self.blocks, blocks))
         expected = np.full_like(found, UNTOUCHED)
         for group_id, first in enumerate(self.into.first_missing):

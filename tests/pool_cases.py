@@ -60,7 +60,7 @@ def chain(name: str, num_blocks: int, parent: tuple[bytes, ...] = ()) -> tuple[b
 def request(
     num_prompt_tokens: int = 800, hashes: tuple[bytes, ...] = (), num_output_tokens: int = 100, **other: Any
 ) -> RouteRequest:
-    """One that says what it must."""
+    """Return a valid request."""
     return RouteRequest(
         num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens, block_hashes=hashes, **other
     )

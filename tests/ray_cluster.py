@@ -31,7 +31,7 @@ _AHEAD = ["unshare", "--time", "--monotonic", str(CLOCK_AHEAD_S), "--fork"]
 
 @dataclass
 class Cluster:
-    """One that runs."""
+    """Running cluster."""
 
     hosts: tuple[Host, ...]
     """Namespaces, the head's first; none: it is on this machine's own network."""
@@ -96,7 +96,7 @@ class Cluster:
 
 
 def kill_all(namespace: str) -> None:
-    """As when a machine loses its power."""
+    """Kill all processes, as when a machine loses power."""
     for _ in range(20):  # what was just being started is not on the first list
         listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
         pids = [int(pid) for pid in listed.stdout.split()]
@@ -146,7 +146,7 @@ def cluster(*, has_namespaces: bool) -> Generator[Cluster]:
 
 
 def _own_address() -> str:
-    """This machine's, as Ray sees it, and a port that is free and none of those that Ray gives its workers."""
+    """Return this machine's address as Ray sees it, and a free port outside of the range of Ray's workers."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

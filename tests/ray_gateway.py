@@ -105,7 +105,7 @@ def _busiest(engine: PooledEngine) -> str:
 
 
 def _nodes(engine: PooledEngine) -> dict[str, bool]:
-    """Of each worker, whether it is on this node."""
+    """Return for each worker whether it is on this node."""
     here = _namespace(os.getpid())
     return {worker: _namespace(pid) == here for worker, pid in engine.pids.items()}
 
@@ -125,7 +125,7 @@ def _strike(strike: str, pid: int) -> None:
 
 
 def _rank_elsewhere(first: int) -> int:
-    """Of the ranks above 0, the one on another node than the first."""
+    """Return the rank above 0 that is on another node than the first."""
     here = _namespace(first)
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ FAULTY = (sys.executable, str(Path(__file__).parent / "faulty_engine.py"))
 
 
 class FaultyRemoteEngine(RemoteEngine):
-    """Its process is the faulty one."""
+    """Remote engine whose process is the faulty one."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, command=FAULTY, **settings)

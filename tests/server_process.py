@@ -60,7 +60,7 @@ class ServerProcess:
 
     @property
     def stderr(self) -> str:
-        """What it said so far."""
+        """Standard error so far."""
         return "\n".join(self.lines)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:

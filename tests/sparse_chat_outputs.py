@@ -1,4 +1,4 @@
-"""What models with experts write, and what it means: GLM-4.5's calls, and the channels of gpt-oss."""
+"""Outputs of models with experts and their meaning: GLM-4.5's calls, and the channels of gpt-oss."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ GLM45 = (
 
 
 def _harmony(*messages: str) -> str:
-    """What the model writes behind `<|start|>assistant`."""
+    """Return the model's output after `<|start|>assistant`."""
     return "<|start|>assistant".join(messages)
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 
 
 class _Notes(TorchDispatchMode):
-    """What is launched inside."""
+    """Record of the launches inside."""
 
     def __init__(self) -> None:
         super().__init__()

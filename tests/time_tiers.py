@@ -117,12 +117,12 @@ def claims_of(name: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def passes(run: Run) -> bool:
-    """Whether tests ran, and all passed."""
+    """Return whether tests ran, and all passed."""
     return run.exit_code == 0 and run.passed > 0 and run.failed == 0
 
 
 def keeps(name: str, run: Run) -> bool:
-    """Whether tests passed in time."""
+    """Return whether tests passed in time."""
     return passes(run) and run.seconds <= LIMITS_S[name]
 
 

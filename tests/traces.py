@@ -42,7 +42,7 @@ def long_documents(num_requests: int, seed: int = 0) -> list[TraceEntry]:
 
 
 def write_trace(path: Path, entries: Sequence[TraceEntry]) -> Path:
-    """As the published ones are written."""
+    """Write a trace in the form of the published ones."""
     rows = (
         {
             "timestamp": round(entry.timestamp_s * 1000),

@@ -42,7 +42,7 @@ MEMORY = re.compile(r"\b(ld|st|red|atom)\.[\w.]*global|cp\.async\.(c[ag]|bulk\.t
 
 
 def waits_first(ptx: str) -> bool:
-    """Whether a program waits for the kernels before it, once, ahead of all that touches memory."""
+    """Return whether a program waits for the kernels before it exactly once, before any memory access."""
     before, *behind = ptx.split("griddepcontrol.wait")
     return len(behind) == 1 and MEMORY.search(before) is None
 

@@ -1,4 +1,4 @@
-"""Where Triton's kernels run in the tests: a card where there is one, else the CPU through Triton's interpreter."""
+"""Device of Triton's kernels in tests: a card if there is one, else the CPU through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def why_not() -> str | None:
-    """Why they cannot run in this process; None where they can."""
+    """Return why the kernels cannot run in this process; None if they can."""
     if importlib.util.find_spec("triton") is None:
         return "not installed: triton (pip install --no-deps triton, the extra `triton`)"
     import triton
@@ -19,7 +19,7 @@ def why_not() -> str | None:
 
 
 def device() -> torch.device:
-    """Of the kernels' tensors. A card is taken only outside of the interpreter."""
+    """Return the device of the kernels' tensors. A card is used only without the interpreter."""
     import triton
 
     return torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")

@@ -29,7 +29,7 @@ NUMBERS = itertools.count(1)
 
 @dataclass
 class Answer:
-    """Of one request."""
+    """Answer to a request."""
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -66,7 +66,7 @@ class Worker:
         self.engine = self.built.engine
 
     def hear(self, *, wait: bool = False) -> None:
-        """What its threads have said meanwhile; the first of it is waited for if asked."""
+        """Pass the messages of the transfer threads to the engine; wait for the first one if asked."""
         if wait:
             self.engine.hand_over(self._said.get(timeout=30))
         while not self._said.empty():
@@ -79,7 +79,7 @@ class Worker:
 
 
 class TwoPools:
-    """One of each."""
+    """A prefill and a decode engine."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def reasoning_server() -> Iterator[ServerProcess]:
-    """One that takes what the model writes for reasoning, and limits answers whose requests do not."""
+    """Server that reads what the model writes as reasoning, and limits answers whose requests set no limit."""
     server = ServerProcess("--reasoning-parser", "deepseek_r1", "--default-max-tokens", "12")
     yield server
     server.wait_until_idle()
@@ -38,5 +38,5 @@ def reasoning_server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def pictures(pytestconfig: pytest.Config) -> Path | None:
-    """Where the documentation's pictures go, when they are to be taken (make pictures)."""
+    """Folder for the documentation's pictures; None unless they are to be taken (make pictures)."""
     return pytestconfig.getoption("pictures")

@@ -34,7 +34,7 @@ PATIENCE_S = 20.0
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    """One whose engine may be killed."""
+    """Server whose engine may be killed."""
     server = ServerProcess()
     yield server
     server.stop()
@@ -113,7 +113,7 @@ def events_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def test_a_client_that_leaves_with_requests_behind_the_one_that_runs(
     server: ServerProcess, streams: bool, resets: bool
 ) -> None:
-    """What waits on the connection must not hide that it is gone, and whoever shares the server hears nothing of it."""
+    """Queued requests on the connection must not hide the disconnect, and other clients are unaffected."""
     asked: dict[str, Any] = {"model": "embedded", "prompt": "def f(", "max_tokens": LONG, "ignore_eos": True} | GREEDY
     ended = aborted(server)
     with connected(server) as connection:

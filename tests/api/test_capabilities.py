@@ -1,4 +1,4 @@
-"""What the server says that it can do is what it does."""
+"""The capabilities that the server reports are the ones that it has."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ FORM: dict[str, Any] = {
 
 @pytest.mark.parametrize("bias", [-100, 100])
 def test_a_form_and_a_tool_can_both_be_wanted(server: ServerProcess, bias: int) -> None:
-    """What the model writes first decides; here its choice is made for it."""
+    """The first characters that the model writes decide; here a grammar forces its choice."""
     first = server.post("/tokenize", {"prompt": "<tool_call>", "add_special_tokens": False}).json()["tokens"][0]
     body = {"tools": [TOOL], "response_format": FORM, "max_tokens": 40, "logit_bias": {str(first): bias}}
     answer = chat(server, **body)["choices"][0]["message"]
@@ -221,7 +221,7 @@ def test_reasoning_that_a_form_writes_is_told(server: ServerProcess, text: str, 
 
 
 def test_a_form_of_json_holds_no_reasoning(server: ServerProcess) -> None:
-    """Not even where the prompt has opened it: what has the form is the answer."""
+    """A forced format has no reasoning, even if the prompt has opened it: what has the format is the answer."""
     thinking = [*USER, {"role": "assistant", "content": "<think>"}]
     body = {"messages": thinking, "continue_final_message": True, "response_format": FORM, "max_tokens": 60}
     found = message(server, **body)

@@ -248,7 +248,7 @@ def test_a_prefix_that_was_seen_is_counted_as_cached(server: ServerProcess) -> N
 
 @pytest.mark.parametrize("body", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 1}], ids=str)
 def test_every_choice_of_a_stream_has_what_is_said_of_the_prompt(server: ServerProcess, body: dict[str, Any]) -> None:
-    """Also one whose first token comes later than the others', or before the prompt is scored."""
+    """A choice whose first token comes after those of others, or before the prompt is scored, has it as well."""
     asked = {"prompt": "x = 1; y = 2; " * 20, "max_tokens": 3, "n": 4, "seed": 1, **body}
     complete(server, **asked)  # now all but the first find the prompt in the cache
     whole = complete(server, **asked)["choices"]

@@ -20,7 +20,7 @@ OBJECT["additionalProperties"] = False
 
 @pytest.fixture(scope="module", params=["qwen3", "deepseek_r1"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One that knows tools and reasoning; it must log no mistake of ours."""
+    """Server that knows tools and reasoning; it must log no internal error."""
     path = tmp_path_factory.mktemp("template") / "template.jinja"
     path.write_text(CHATML)
     flags = ("--chat-template", str(path), "--tool-call-parser", "hermes", "--reasoning-parser", request.param)
@@ -127,7 +127,7 @@ def test_calls_that_are_cut_are_the_same_streamed_and_whole(server: ServerProces
 
 
 def test_a_continued_answer_is_one_at_every_door(server: ServerProcess) -> None:
-    """Not reasoning, although one of the servers takes all that its model writes first for it."""
+    """A continued answer is not read as reasoning, although one of the servers reads everything as reasoning first."""
     chat = [USER, {"role": "assistant", "content": [{"type": "text", "text": "def add(a, b):"}]}]
     ((content, reasoning, *_),) = whole(server, messages=chat, continue_final_message=True, max_tokens=8)
     assert (bool(content), reasoning) == (True, "")

@@ -214,7 +214,7 @@ def test_a_name_writes_no_line_of_the_log(server: ServerProcess) -> None:
 
 
 def test_a_request_of_unknown_fields_is_refused(server: ServerProcess) -> None:
-    """Nobody would read hundreds of thousands of names, and making a list of them holds everybody up."""
+    """A list of hundreds of thousands of names is useless, and making it would block the event loop."""
     response = server.post("/v1/completions", COMPLETION | {f"k{i}": 1 for i in range(64)})
     assert response.headers["x-ignored-params"].count(",") == 63
     response = server.post("/v1/completions", COMPLETION | {f"k{i}": 1 for i in range(65)})
@@ -250,7 +250,7 @@ def test_names_of_the_model(server: ServerProcess) -> None:
 
 
 def test_priority(server: ServerProcess) -> None:
-    """That it orders the queue is the scheduler's tests' matter; here, that it arrives there."""
+    """The priority reaches the scheduler, whose own tests check that it orders the queue."""
     assert server.post("/v1/completions", COMPLETION | {"priority": 3}).status_code == 200
     response = server.post("/v1/completions", COMPLETION | {"priority": 2**40})
     assert response.json()["error"]["param"] == "priority"

@@ -21,7 +21,7 @@ SOON_S = 20.0
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or nothing but its entry is left."""
+    """Return whether a process has ended; a zombie counts as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -29,7 +29,7 @@ def has_ended(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[str]:
-    """Of a process's first thread."""
+    """Return the children of a process's first thread."""
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
@@ -41,7 +41,7 @@ async def until_ended(pid: int) -> None:
 
 
 def folder() -> Path:
-    """Where nobody ever says what to load: the child waits for that."""
+    """Folder for a child that waits for the message of what to load, which never comes."""
     return Path(tempfile.mkdtemp(prefix="twostroke-"))
 
 
@@ -54,7 +54,7 @@ async def lives(child: ForkedChild) -> None:
 
 @contextlib.asynccontextmanager
 async def fork_server() -> AsyncGenerator[ForkServer]:
-    """One that is closed in the end."""
+    """Fork server that is closed at the end."""
     server = ForkServer()
     try:
         yield server
@@ -173,7 +173,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("stopped", [(), (0,), (1,), (0, 1)], ids=["none", "server", "child", "both"])
 def test_all_end_with_the_process_that_asked_for_them(stopped: tuple[int, ...]) -> None:
-    """Also those that are stopped, who see no connection end."""
+    """Stopped children end, too, although they do not see the connection close."""
 
     async def scenario() -> None:
         gateway = await asyncio.create_subprocess_exec(

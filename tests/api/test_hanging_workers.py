@@ -1,4 +1,4 @@
-"""What hangs is found out and replaced: a rank, a worker that loads, the process that others are forked from."""
+"""Hanging processes are detected and replaced: a rank, a worker that loads, the fork server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOON_S = 60.0
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Drill:
-    """One process does everything."""
+    """Answers of one process that does everything."""
     return asyncio.run(run(CONFIG, PoolConfig(decode=1), REQUESTS))
 
 
@@ -60,7 +60,7 @@ async def asked(engine: PooledEngine, in_the_middle: Callable[[], Any]) -> list[
 
 
 async def until(is_so: Callable[[], Any]) -> Any:
-    """What it says at last."""
+    """Wait until the function returns a true value, and return it."""
     async with asyncio.timeout(SOON_S):
         while not (found := is_so()):
             await asyncio.sleep(0.02)
@@ -83,7 +83,7 @@ def expected(undisturbed: Drill) -> list[list[int]]:
 
 
 def test_a_rank_that_is_stopped_costs_a_pause(undisturbed: Drill) -> None:
-    """Its engine waits for it and its heart goes on; that the engine does not come round is what tells."""
+    """The engine waits for the rank while its heartbeat goes on; the missing step shows the fault."""
 
     async def scenario() -> None:
         config = EngineConfig.from_keywords(model="embedded", threads=1, num_kv_blocks=2000, tensor_parallel_size=2)

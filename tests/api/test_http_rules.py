@@ -1,4 +1,4 @@
-"""What RFC 9110 and 9112 demand of servers, as a table of requests, byte for byte, and what has to come back."""
+"""Rules of RFC 9110 and 9112 for servers, as a table of requests, byte for byte, and their expected answers."""
 
 from __future__ import annotations
 

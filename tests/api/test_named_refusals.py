@@ -1,4 +1,4 @@
-"""What a server does not do is refused by what the client sent, at every door, and it is said what to send instead."""
+"""Unsupported parts of a request are refused by name at every API, with what to send instead."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ LONG: dict[str, Any] = {"model": "embedded", "prompt": "def", "max_tokens": 3500
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One with a template that does harm when it is asked to, and an engine that may not stand still for long."""
+    """Server with a harmful template, and an engine that must not stop for long."""
     path = tmp_path_factory.mktemp("template") / "template.jinja"
     path.write_text(TEMPLATE)
     server = ServerProcess("--chat-template", str(path), "--step-timeout-s", "2")

@@ -1,4 +1,4 @@
-"""What the server tells of itself: metrics, timelines, traces, the flight recorder, health."""
+"""Reports of the server about itself: metrics, timelines, traces, the flight recorder, health."""
 
 from __future__ import annotations
 

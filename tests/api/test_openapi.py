@@ -63,7 +63,7 @@ def drilled() -> Iterator[ServerProcess]:
 
 
 def left(server: ServerProcess) -> Rest:
-    """Of a server, but for connections that may be kept."""
+    """Return what a server holds at rest, except for open files: connections may be kept."""
     return replace(at_rest(LocalServer(server.url, server.process.pid)), num_open_files=0)
 
 
@@ -75,7 +75,7 @@ def test_every_answer_is_one_that_the_schema_names(drilled: ServerProcess) -> No
 
 
 def drill(operation: Any, mode: GenerationMode) -> int:
-    """Sends requests to one operation; how many."""
+    """Send requests to one operation; return how many."""
     can_be_wrong = operation.body or operation.query  # every text is a path
     if mode is GenerationMode.NEGATIVE and not can_be_wrong:
         return 0

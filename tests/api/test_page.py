@@ -40,7 +40,7 @@ def browser(find_program: Callable[[str, str], str]) -> Iterator[Browser]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the browser says of the page; a test that provokes something takes it out."""
+    """Messages of the browser's console; a test that provokes one removes it."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""What the server says of wrong values: the field, the value and what it may be; no class of ours or of Python."""
+"""Errors about wrong values name the field, the value and the allowed values, but no Python class."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def forking() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Drill:
-    """One process does everything."""
+    """Answers of one process that does everything."""
     return asyncio.run(run(CONFIG, PoolConfig(decode=1), REQUESTS))
 
 
@@ -138,7 +138,7 @@ def test_workers_come_and_leave_while_streams_run(undisturbed: Drill) -> None:
         return [m.worker_id for m in engine.members() if m.role is role and m.state is EngineState.RUNNING]
 
     def has(engine: PooledEngine, role: Role, number: int) -> bool:
-        """Whether so many run, and of a pool that is given up the last has gone."""
+        """Return whether so many workers run; in a pool that is given up, whether the last one has ended."""
         is_gone = not any(member.role is role for member in engine.members())
         return len(running(engine, role)) == number and (number > 0 or is_gone)
 
@@ -168,7 +168,7 @@ def test_settings_that_do_not_go_with_pools_are_refused(given: dict[str, Any], w
 
 
 def test_a_worker_that_was_added_takes_over_when_nobody_else_is_left(undisturbed: Drill) -> None:
-    """It is the first of its place and the only one that decodes, and the requests are older than it."""
+    """The new worker is the first of its place and the only one that decodes; the requests are older than it."""
 
     async def scenario() -> dict[str, list[int]]:
         engine = PooledEngine(CONFIG, PoolConfig(decode=1))
@@ -248,7 +248,7 @@ class Unlike(LocalLauncher):
 
 
 def test_processes_that_compute_other_bits_are_refused_or_named() -> None:
-    """What each would answer alone is not looked at: the reference kernels may well have the same bits here."""
+    """The answers themselves are not compared: the reference kernels may have the same bits here."""
 
     async def start() -> None:
         engine = PooledEngine(CONFIG, PoolConfig(decode=2), launcher=Unlike())
@@ -301,7 +301,7 @@ def test_a_model_that_is_not_there_is_told_once() -> None:
 
 
 def test_what_was_never_started_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folder is not made yet; the current one was removed in its place, where a log could not be opened."""
+    """The folder does not exist yet. A fault removed the current folder in its place when a log could not be opened."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").write_text("to keep")
 

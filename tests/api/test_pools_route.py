@@ -148,9 +148,9 @@ USAGES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("path", USAGES)
 def test_usage_says_that_workers_of_different_formats_made_an_answer(path: str, differing: ServerProcess) -> None:
-    """Beside a stream, a prompt of 600 tokens is handed over as soon as measured times say that it pays.
+    """A prompt of 600 tokens is handed over beside a stream once measured times say that it pays.
 
-    On a machine that others use, a hand-over that took long is remembered for a while.
+    On a busy machine a slow hand-over is remembered for a while.
     """
     tenant = {"authorization": "Bearer tenant"}
     beside = {"model": "embedded", "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}

@@ -1,4 +1,4 @@
-"""When a server was ready, and what the time before went to."""
+"""Time at which a server was ready, and the parts of its start-up time."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def opened(
 
 
 async def taken(stream: OutputStream) -> list[RequestOutput]:
-    """What comes next."""
+    """Return the next output."""
     while not (outputs := stream.take()):
         something: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stream.listen(lambda something=something: something.done() or something.set_result(None))
@@ -381,7 +381,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_no_process_outlives_the_one_that_serves(num_ranks: int, is_stopped: bool) -> None:
-    """Whether or not the engine and its ranks stand still when that is killed."""
+    """The engine and its ranks end even if they are stopped when the server process is killed."""
 
     async def main() -> None:
         gateway = await asyncio.create_subprocess_exec(

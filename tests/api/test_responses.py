@@ -239,7 +239,7 @@ def test_effort_and_template_variables_reach_the_chat() -> None:
 
 
 def test_the_end_of_text_can_be_ignored() -> None:
-    """As load generators ask it of every API."""
+    """Load generators request this of every API."""
     chat = chat_from_response(ResponsesRequest.model_validate({"input": TEXT, "ignore_eos": True}))
     assert chat_params(chat, None).ignore_eos
 

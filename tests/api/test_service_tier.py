@@ -17,7 +17,7 @@ QUESTION = {"prompt": "def f(", "temperature": 0.8, "seed": 3, "ignore_eos": Tru
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    """Of one slot, which background work has to give back."""
+    """Server with one slot, which background work has to release."""
     running = ServerProcess("--max-num-seqs", "1")
     yield running
     running.stop()
@@ -114,7 +114,7 @@ def test_an_engine_that_cannot_serve_it_says_so() -> None:
 
 
 def test_priority_goes_before_those_who_wait() -> None:
-    """One slot, taken: of two that wait, the later one has the tier, and is served first."""
+    """With the only slot taken and two requests waiting, the later one has the tier and is served first."""
     running = ServerProcess("--max-num-seqs", "1", "--policy", "priority")
     try:
         body = {**QUESTION, "max_tokens": 150, "stream": True}  # long enough for one to end well before the next

@@ -19,7 +19,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One that knows tools, reasoning and two names; it must log no mistake of ours."""
+    """Server that knows tools, reasoning and two model names; it must log no internal error."""
     path = tmp_path_factory.mktemp("template") / "template.jinja"
     path.write_text(CHATML)
     flags = ("--chat-template", str(path), "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")

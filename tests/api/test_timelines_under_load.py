@@ -48,7 +48,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one client does."""
+    """Request of one client."""
 
     body: Object
     secret: str
@@ -87,7 +87,7 @@ def drawn(random: Random, number: int, beginnings: Sequence[Sequence[int]]) -> A
 
 
 def ask(server: ServerProcess, asked: Asked) -> None:
-    """One request on a connection of its own, which is closed behind it."""
+    """Send a request on its own connection, which is closed afterwards."""
     headers = {"authorization": f"Bearer {asked.secret}"}
     url = f"{server.url}/v1/completions"
     is_patient = asked.patience_s == PATIENCE_S
@@ -147,7 +147,7 @@ def adds_up(lane: Object) -> None:
 
 
 def e2e_ms(events: Sequence[Event]) -> Mapping[str, Decimal]:
-    """Of every sequence, read off the event log in the plainest way."""
+    """Return the end-to-end time of every sequence, computed from the event log in the simplest way."""
     times = times_of(events)
     ends = {name: mine.token_times_s[-1] if mine.finish_s is None else mine.finish_s for name, mine in times.items()}
     for event in events:
@@ -161,7 +161,7 @@ def e2e_ms(events: Sequence[Event]) -> Mapping[str, Decimal]:
 
 
 def everything_happened(lanes: Sequence[Object]) -> None:
-    """What makes a timeline hard was part of the load."""
+    """Check that the load had the events that make timelines difficult."""
     labels = Counter(segment["label"] for lane in lanes for segment in lane["segments"])
     assert labels.keys() >= {"prepare", "prefill", "decode", "stalled", "preempted", "recompute"}, labels
     assert labels.keys() & {"waited for slots", "waited for tokens", "waited for kv"}, labels

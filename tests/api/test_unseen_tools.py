@@ -110,7 +110,7 @@ SAID = "Let me look."
 
 
 def test_text_beside_calls_is_told_at_every_door_and_never_refused(tmp_path: Path) -> None:
-    """As with Llama 3's template and Mistral's."""
+    """Llama 3's and Mistral's templates behave like this one."""
     template = tmp_path / "calls_alone.jinja"
     template.write_text(WRITES_CALLS_ALONE)
     used = {"type": "tool_use", "id": "1", "name": "now", "input": {}}

@@ -21,18 +21,15 @@ class BitNetLayer(LlamaLayer):
     """x + output(norm(attention(norm(x)))), then x + down(norm(relu(gate(norm(x)))² * up(norm(x))))."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Any], layer_id: int, placement: Placement) -> None:
-        """See LlamaLayer."""
         names = ("output_in_norm", "down_in_norm")
         norms = (RMSNorm(weights[f"{name}.weight"], config.norm_eps, placement.operators) for name in names)
         self._output_in_norm, self._down_in_norm = norms
         super().__init__(config, weights, layer_id, placement)
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
-        """See LlamaLayer."""
         return self._output_in_norm(super().attend(*args, **kwargs))
 
     def pack_mlp(self, spec: LayerSpec, weights: Mapping[str, Any], placement: Placement) -> Callable[[Tensor], Tensor]:
-        """See LlamaLayer."""
         gate_up = placement.operators.pack_linear(weights["gate_up.weight"], None)
 
         def inner(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ LAST_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Client:
-    """Somebody else's program."""
+    """Client program of another project."""
 
     package: str
     """Whose version the result names."""
@@ -112,7 +112,7 @@ def installed(name: str, client: Client) -> Path:
 
 
 def tried(client: Client, bin_folder: Path, url: str) -> dict[str, Any]:
-    """What became of it; what it printed last is JSON where it ended well."""
+    """Return the result of a client; its last printed line is JSON if it succeeded."""
     out = bin_folder.parent / "out"
     out.mkdir(exist_ok=True)
     program, *arguments = (word.format(url=url, out=out) for word in client.command)
@@ -131,7 +131,7 @@ def tried(client: Client, bin_folder: Path, url: str) -> dict[str, Any]:
 
 
 def version(bin_folder: Path, package: str) -> str:
-    """Of a package in that environment."""
+    """Return the version of a package in that environment."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
     return subprocess.run(
         [bin_folder / "python", "-c", code], capture_output=True, text=True, check=True

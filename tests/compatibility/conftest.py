@@ -1,4 +1,4 @@
-"""One set of models, and of answers to compare with, for all pairs of a process."""
+"""Models, and reference answers, that all pairs of a process share."""
 
 from __future__ import annotations
 

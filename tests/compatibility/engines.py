@@ -76,7 +76,7 @@ _CHOICES: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Run:
-    """What came of it."""
+    """Result of a run."""
 
     answers: dict[str, Answer] = field(default_factory=dict[str, Answer])
     events: list[Event] = field(default_factory=list[Event])
@@ -105,14 +105,14 @@ class _Collector:
 
 
 class Engines:
-    """Of all pairs: what several are compared with is run once."""
+    """Engines of all pairs. A reference that several pairs need is run once."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
         self._references: dict[frozenset[str], Run] = {}
 
     def reference(self, features: Iterable[Feature]) -> Run:
-        """Of the engine with those of them alone that change answers."""
+        """Return the run of the engine with only those features that change answers."""
         chosen = [feature for feature in features if feature.changes_answers]
         key = frozenset(feature.name for feature in chosen)
         if key not in self._references:
@@ -130,7 +130,7 @@ class Engines:
         return (self._run_pools if has_pools else self._run_one)(pair.settings, pair)
 
     def words(self, error: Exception) -> str:
-        """What is said of a refusal, without the folder of this run."""
+        """Return the words of a refusal, without the folder of this run."""
         return str(error).replace(f"{self._models.folder}/", "")
 
     def _run_one(self, settings: dict[str, Any], features: Sequence[Feature]) -> Run:
@@ -196,7 +196,7 @@ class Engines:
 
 
 def _fewest_blocks(settings: dict[str, Any]) -> int:
-    """That the engine starts with."""
+    """Return the fewest blocks with which the engine starts."""
     config = EngineConfig.from_keywords(**settings)
     prepared = prepare(config)
     layout, most = prepared.layout, prepared.max_tokens_per_step
@@ -205,7 +205,7 @@ def _fewest_blocks(settings: dict[str, Any]) -> int:
 
 
 def _requests(built: BuiltEngine, features: Sequence[Feature]) -> list[GenerationRequest]:
-    """As a server's front desk hands them on: greedy and seeded, of three priorities and two tenants."""
+    """Return requests as a server submits them: greedy and seeded, with three priorities and two tenants."""
     inputs = InputProcessor.of_engine(built.facts, built.tokenizer, built.grammars)
     collector = _Collector()
     desk = TextFrontend(collector, built.tokenizer, replace(built.facts, uses_priority=True))
@@ -254,7 +254,7 @@ def _is_broken_off(request: GenerationRequest, answer: Answer) -> bool:
 
 
 def _resumed(request: GenerationRequest, answer: Answer) -> GenerationRequest:
-    """As the dispatcher has it go on elsewhere."""
+    """Return the request as the dispatcher resumes it in another engine."""
     new = request.new_request
     params = replace(new.params, prompt_logprobs=None)
     return replace(request, new_request=replace(new, params=params, output_token_ids=tuple(answer.token_ids)))

@@ -12,7 +12,7 @@ Settings = Mapping[str, Any]
 
 
 class Sign(StrEnum):
-    """What must be seen of a feature in a run: one that is silently left out changes no token either."""
+    """Sign of a feature that must be seen in a run: a feature that is silently omitted changes no token, either."""
 
     CHUNKS = auto()
     WHOLE_PROMPTS = auto()
@@ -48,7 +48,7 @@ TIGHT_POOL = "tight"
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """One row, and one column, of the table; each is itself alone."""
+    """Feature with a row and a column of the table; two features are equal only if they are the same object."""
 
     name: str
     how: str
@@ -66,7 +66,7 @@ class Feature:
     """Whether several numerics make the answers: none are compared with those of one engine."""
 
     def excludes(self, other: Feature) -> bool:
-        """Whether they are two values of one setting."""
+        """Return whether the features are two values of one setting."""
         return any(other.settings.get(name, value) != value for name, value in self.settings.items())
 
 
@@ -239,12 +239,12 @@ class Pair(NamedTuple):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of both, in no order."""
+        """Return the names of both features, unordered."""
         return frozenset((self.one.name, self.other.name))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of both; what a feature is goes before what the other needs beside it."""
+        """Return the settings of both features. A feature's own settings precede those that the other needs."""
         return {**self.one.needs, **self.other.needs, **self.one.settings, **self.other.settings}
 
 

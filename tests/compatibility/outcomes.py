@@ -1,6 +1,6 @@
-"""What becomes of pairs that do not simply work: those that are refused, and those in which one has nothing to do.
+"""Outcomes of pairs that do not simply work: refused pairs, and pairs in which one feature has nothing to do.
 
-Everything else starts with both, and gives the tokens and log-probabilities of the engine to compare with.
+All other pairs start with both features and give the tokens and log-probabilities of the reference engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DRAFTS = tuple(feature.name for feature in DRAFTS)
 
 @dataclass(frozen=True)
 class Refusal:
-    """What an engine with both says in place of starting."""
+    """Message of an engine that refuses to start with both features."""
 
     text: str
     pairs: tuple[tuple[str, str], ...]
@@ -120,7 +120,7 @@ REFUSALS = (
 
 @dataclass(frozen=True)
 class Idle:
-    """One of a pair that has nothing to do beside the other."""
+    """Feature of a pair that has nothing to do beside the other."""
 
     name: str
     beside: str
@@ -167,12 +167,12 @@ _IDLE: Mapping[frozenset[str], Idle] = {frozenset((idle.name, idle.beside)): idl
 
 
 def refusal_of(pair: Pair) -> str | None:
-    """What is said at start; None: both start."""
+    """Return the refusal at start; None if both features start."""
     return _REFUSED.get(pair.names)
 
 
 def idle_of(pair: Pair) -> Idle | None:
-    """Who has nothing to do; None: both are to be seen."""
+    """Return the feature that has nothing to do; None if both have to be seen."""
     return _IDLE.get(pair.names)
 
 

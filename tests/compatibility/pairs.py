@@ -1,4 +1,4 @@
-"""What is to be true of a pair, whichever test runs it."""
+"""Checks of a pair, for all tests that run pairs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from twostroke.request import FinishReason
 
 
 def name(pair: Pair) -> str:
-    """Of the test."""
+    """Return the name of the test."""
     return f"{pair.one.name} + {pair.other.name}"
 
 
 def check(pair: Pair, engines: Engines) -> None:
-    """It is refused with the words of the table; or it runs, both are seen at work, and no bit is another."""
+    """Check that the pair is refused with the table's message, or that both features are seen and no bit differs."""
     expected = refusal_of(pair)
     if expected is not None:
         with pytest.raises((InvalidParameter, SetupError)) as refused:
@@ -43,7 +43,7 @@ def check(pair: Pair, engines: Engines) -> None:
 
 
 def is_seen(feature: Feature, pair: Pair, run: Run, engines: Engines) -> bool:
-    """Whether it did anything."""
+    """Return whether the feature did anything."""
     if feature.sign is not Sign.OTHER_NUMBERS:
         return SIGNS[feature.sign](run, feature)
     without = [other for other in pair if other is not feature]

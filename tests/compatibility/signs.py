@@ -1,4 +1,4 @@
-"""What is to be seen of a feature in a run, from the events alone where they tell."""
+"""Signs of features in a run, from its events wherever they show them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def started(run: Run) -> EngineStarted:
 
 
 def is_overtaken(run: Run, feature: Feature) -> bool:
-    """Somebody was admitted before one that came earlier."""
+    """Return whether a request was admitted before one that arrived earlier."""
     del feature
     order = list(dict.fromkeys(a.request_id for batch in batches(run) for a in batch.admitted))
     return order != sorted(order)

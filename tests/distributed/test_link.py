@@ -27,7 +27,7 @@ def needs_namespaces(pytestconfig: pytest.Config) -> None:
 
 
 def test_a_prompt_goes_from_one_host_to_another() -> None:
-    """Its bytes are compared in the borrower's process."""
+    """The bytes are compared in the borrower's process."""
     with link(1.0) as (lender, borrower):
         with pair(Address(host=lender.address), NUM_BYTES, (lender.prefix, borrower.prefix)) as both:
             whole, layer_by_layer = both.hand_over(), both.hand_over(prefill_s=0.2)
@@ -50,7 +50,7 @@ def test_the_link_is_taken_down_whatever_happens() -> None:
 
 
 def test_a_lender_that_is_not_there_is_said() -> None:
-    """Its process cannot listen at an address that its host does not have."""
+    """The lender's process cannot listen at an address that its host does not have."""
     with link(1.0) as (lender, borrower), pytest.raises(SetupError, match="has ended"):  # noqa: SIM117
         with pair(Address(host=borrower.address), 1, (lender.prefix, borrower.prefix)):
             pass

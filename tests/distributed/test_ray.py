@@ -45,14 +45,14 @@ def two_nodes(ray_cluster: Cluster, pytestconfig: pytest.Config) -> Cluster:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Drill:
-    """One process does everything."""
+    """Answers of one process that does everything."""
     return asyncio.run(run(CONFIG, PoolConfig(decode=1), prompts(12)))
 
 
 def streams(
     cluster: Cluster, *strikes: str, engine_config: dict[str, Any] | None = None, **pools: Any
 ) -> dict[str, Any]:
-    """What became of them: see ray_gateway."""
+    """Results of the streams; see ray_gateway."""
     told = {"cluster": cluster.address, "pools": pools, "strikes": strikes, "engine_config": engine_config or {}}
     ended = cluster.run(sys.executable, str(GATEWAY), json.dumps(told))
     assert ended.returncode == 0, ended.stderr
@@ -145,7 +145,7 @@ TOO_MUCH = [
 
 @pytest.fixture(scope="module")
 def refused(ray_cluster: Cluster) -> list[tuple[int, str]]:
-    """Of each that asks for too much, how it ended and what it said."""
+    """Return how each process that requires too much ended, and its message."""
     asked = [[*arguments, "--cluster", ray_cluster.address] for arguments, _ in TOO_MUCH]
     ended = ray_cluster.run(sys.executable, "-c", REFUSE, json.dumps(asked))
     assert ended.returncode == 0, ended.stderr
@@ -188,7 +188,7 @@ def test_where_no_cluster_is_is_said_at_once(ray_cluster: Cluster) -> None:
 
 
 def test_a_node_that_dies_costs_a_pause_and_nothing_else(two_nodes: Cluster, undisturbed: Drill) -> None:
-    """Its raylet, its actors and its processes, all at once; what ran there is placed on the other node. The last."""
+    """The raylet, actors and processes of a node die together; its work moves to the other node. Runs last."""
     found = streams(two_nodes, f"node:{two_nodes.hosts[1].namespace}", prefill=1, decode=3)
     check_streams(found, undisturbed)
     before, after = found["nodes"]

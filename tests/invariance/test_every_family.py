@@ -49,7 +49,7 @@ def load() -> tuple[list[tuple[int, ...]], list[SamplingParams]]:
 
 
 def answers(model: str, *, turns: int = 1, **config: Any) -> list[Essence]:
-    """What the requests of the load are answered, in each of several turns: from the second on much is cached."""
+    """Return the answers to the load's requests in each of several rounds; from the second round on much is cached."""
     prompts, params = load()
     with LLM(model, **{"threads": 1, "num_kv_blocks": 96, "max_model_len": 128, **config}) as llm:
         found: list[Essence] = []
@@ -63,7 +63,7 @@ def answers(model: str, *, turns: int = 1, **config: Any) -> list[Essence]:
 
 
 class Expected(dict[str, Essence]):
-    """What one engine answers in each format, everything at once; computed when it is asked for."""
+    """Answers of one engine in each format, with all requests at once; computed on first use."""
 
     def __init__(self, model: str) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def flat(scores: Sequence[dict[int, float]]) -> list[float]:
 
 
 def test_the_table_has_every_family() -> None:
-    """Of the package itself: other tests may have added some from outside."""
+    """The package's own families count; other tests may have registered some of their own."""
     families = {model_class(kind).__name__ for kind, _ in SHAPES.values()}
     of_package = {name for name, entry in ARCHITECTURES.items() if entry.path.startswith("twostroke.")}
     assert families == of_package

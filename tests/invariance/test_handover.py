@@ -244,7 +244,7 @@ def test_of_other_blocks_only_what_is_missing_is_read(random_models: dict[str, P
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle", "medusa", "early_exit"])
 def test_drafts_behind_a_handed_over_prompt(tmp_path: Path, method: str) -> None:
-    """Who decodes drafts, and its drafter has not read the prompt that came."""
+    """The decode worker drafts, and its drafter has not read the prompt that was handed over."""
     given = {"model": "embedded", "threads": 1, "num_kv_blocks": 900, "max_model_len": 256}
     asked = [
         sequence(f"{text}{i}", [ord(c) % 200 for c in text * 12], params, seed=i)

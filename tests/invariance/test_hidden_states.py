@@ -27,7 +27,7 @@ Prompt = tuple[int, ...]
 
 
 def prompts() -> list[Prompt]:
-    """Of many lengths, two with a common beginning."""
+    """Prompts of many lengths, two with a common beginning."""
     rng = random.Random(3)
     common = tuple(rng.randrange(256) for _ in range(70))
     alone = [tuple(rng.randrange(256) for _ in range(n)) for n in (1, 2, 17, 64, 129)]

@@ -80,7 +80,7 @@ def test_same_bits(name: str, knobs: dict[str, Any], random_models: dict[str, Pa
 
 
 def test_ends_that_come_while_the_next_step_runs(ahead: list[int]) -> None:
-    """Of end-of-text tokens and stop strings."""
+    """End-of-text tokens and stop strings are found while the next step runs."""
     given = params(stop=["e", "\n"], logprobs=None)
     expected = essence(generate("embedded", given))
     assert essence(generate("embedded", given, async_scheduling=True)) == expected
@@ -111,7 +111,7 @@ def test_tokens_that_were_too_close_to_hand_on_are_drawn_and_their_step_computed
 
 
 def test_a_step_that_fails_costs_its_own_requests(random_models: dict[str, Path]) -> None:
-    """Those of the step launched behind it among them, and nobody who comes later."""
+    """Requests of the step that was launched after it end, too; later requests are unaffected."""
     model, given = str(random_models["qwen3"]), SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     prompts = [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS[:3]]
     with LLM(model, threads=1, max_model_len=80, num_kv_blocks=100) as llm:

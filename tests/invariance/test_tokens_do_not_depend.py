@@ -1,4 +1,4 @@
-"""What must not matter does not: the same request gives the same tokens and log-probabilities, bit for bit."""
+"""The same request gives the same tokens and log-probabilities, bit for bit, in all circumstances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ngram(num_drafts: int) -> dict[str, Any]:
 
 
 def early_exit(num_drafts: int) -> dict[str, Any]:
-    """Of random layers: hardly a draft stands."""
+    """Early exit of random layers, whose drafts are almost never accepted."""
     return {"method": "early_exit", "num_speculative_tokens": num_drafts, "exit_layer": 1}
 
 
@@ -120,7 +120,7 @@ def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
 
 
 class Expected(dict[str, list[Any]]):
-    """What each model answers, computed when it is asked for; with the settings that it is made with."""
+    """Answers of each model, with the settings that it was made with; computed on first use."""
 
     def __init__(self, random_models: dict[str, Path], **settings: Any) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_draft_model(
     expected: dict[str, list[Any]],
     expected_of_int8_kv: dict[str, list[Any]],
 ) -> None:
-    """One that is mostly right and one that is mostly wrong; with windows, one that sees less than its target."""
+    """Draft models that are mostly right or mostly wrong; with windows, one that sees less than its target."""
     if model == "embedded":
         draft = "itself"
     prompts, params = requests()

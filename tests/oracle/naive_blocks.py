@@ -26,10 +26,10 @@ class NaiveBlockPool:
         self.blocks = [NaiveBlock() for _ in range(num_blocks)]
         self.clock = 0
         self.evicted: list[tuple[int, bytes]] = []
-        """Names that blocks lost to others and nobody has again, oldest first."""
+        """Evicted names that no block has again, oldest first."""
 
     def remembers(self, key: tuple[int, bytes]) -> bool:
-        """Whether it is one of as many as there are blocks."""
+        """Return whether the name is among the latest evicted ones; as many are kept as there are blocks."""
         return key in self.evicted[-len(self.blocks) :]
 
     def may_be_next(self) -> set[int]:
@@ -39,7 +39,7 @@ class NaiveBlockPool:
         return blank or {min(idle, key=lambda i: self.blocks[i].freed_at)}
 
     def take(self, block_id: int) -> None:
-        """What allocating does to a block."""
+        """Allocate the block."""
         assert block_id in self.may_be_next()
         key = self.blocks[block_id].key
         if key is not None:
@@ -47,17 +47,17 @@ class NaiveBlockPool:
         self.blocks[block_id] = NaiveBlock(ref_count=1)
 
     def share(self, block_id: int) -> None:
-        """One more reference."""
+        """Add a reference."""
         self.blocks[block_id].ref_count += 1
 
     def free(self, block_id: int) -> None:
-        """One reference less."""
+        """Drop a reference."""
         self.clock += 1
         self.blocks[block_id].ref_count -= 1
         self.blocks[block_id].freed_at = self.clock
 
     def name(self, block_id: int, key: tuple[int, bytes]) -> None:
-        """The first block of a name keeps it."""
+        """Name a block, unless another one has the name."""
         if self.find(key) is None:
             self.blocks[block_id].key = key
             self.evicted = [other for other in self.evicted[-len(self.blocks) :] if other != key]

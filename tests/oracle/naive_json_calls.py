@@ -62,7 +62,7 @@ def decoded(string: str) -> str | None:
 
 
 def object_end(text: str, at: int) -> tuple[int, bool]:
-    """Where a value ends, and whether it is whole: as Python's decoder says, or by its brackets if that refuses it."""
+    """Return where a value ends, and whether it is complete: by Python's decoder, or by brackets if that refuses it."""
     try:
         return json.JSONDecoder(strict=False).raw_decode(text, at)[1], True
     except (ValueError, RecursionError):

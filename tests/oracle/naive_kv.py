@@ -48,7 +48,7 @@ def transform(x: npt.NDArray[np.float32], divisor: int) -> npt.NDArray[np.float3
 
 
 def transformed(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """What int4 stores of a vector."""
+    """Return the values that int4 stores of a vector."""
     return transform(x, 2 ** (round(np.log2(block_of(len(x)))) // 2))
 
 
@@ -78,7 +78,7 @@ def quantize(x: npt.NDArray[np.float32], kv_format: KVFormat) -> Codes:
 
 
 def e4m3_values() -> npt.NDArray[np.float64]:
-    """What the codes 0 to 0x7E stand for, from the definition: 4 bits of exponent (bias 7), 3 of mantissa. [127]"""
+    """Return the values of the codes 0 to 0x7E by definition: 4 bits of exponent (bias 7), 3 of mantissa. [127]"""
     codes = np.arange(0x7F)
     exponent, mantissa = codes >> 3, codes & 7
     return np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
@@ -96,7 +96,7 @@ def e4m3(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
 
 
 def stored(x: Tensor, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:
-    """What reads as x [..., head_dim] once it was stored, in the type that is computed with."""
+    """Return x [..., head_dim] as it reads after being stored, in the type of the computation."""
     if kv_format in DTYPES:
         return x.to(DTYPES[kv_format]).to(dtype)
     if kv_format == "fp8":

@@ -23,7 +23,7 @@ class NaivePrefixCache:
         self.empty = self.num_blocks
 
     def run(self, prompt: list[int], output: list[int]) -> int:
-        """One request from admission to end; returns the number of blocks it found."""
+        """Run one request from admission to end; return the number of blocks that it found."""
         using: list[Prefix | None] = []
         # look up: never the block with the prompt's last token, for that token has to be computed
         while True:

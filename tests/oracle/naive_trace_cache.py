@@ -59,7 +59,7 @@ class NaiveTraceCache:
             self.give_back(batch_priority.pop(0))
 
     def committed(self, batch: ScheduledBatch, commits: Sequence[Commit]) -> None:
-        """What has become full can be found, unless the same can be found already; who ended puts back."""
+        """Record committed tokens: full blocks become findable unless equal ones are; ended requests free theirs."""
         for share, commit in zip(batch.requests, commits, strict=True):
             table = self.tables[share.request_id]
             end = share.num_computed_tokens + share.num_scheduled_tokens

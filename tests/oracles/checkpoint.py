@@ -37,7 +37,7 @@ def read_tensors(folder: Path) -> dict[str, Array]:
 
 
 def read_quantization_config(folder: Path) -> dict[str, Any]:
-    """What `config.json` says of the weights' format."""
+    """Return the entry of `config.json` about the weights' format."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config["quantization_config"]
 

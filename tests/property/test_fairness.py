@@ -35,7 +35,7 @@ def make_engine(
 
 
 class Service:
-    """What each tenant was served by the weights of the policy: prompts when first computed, outputs as they come."""
+    """Service that each tenant received, by the policy's weights: prompts when first computed, outputs as they come."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine

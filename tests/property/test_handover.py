@@ -209,7 +209,7 @@ class HandoverMachine(RuleBasedStateMachine):
 
 
 def expected(request: GenerationRequest) -> list[int]:
-    """What one engine would make of it."""
+    """Return the result of a single engine."""
     generation = FakeGeneration(list(request.new_request.prompt_token_ids), 0)
     for _ in range(request.max_tokens):
         generation.token_ids.append(generation.content(len(generation.token_ids) - 1) % 5)
@@ -252,7 +252,7 @@ def test_without_trouble_all_kv_comes_over() -> None:
 
 
 def test_a_prompt_that_gave_way_leaves_nothing_on_loan() -> None:
-    """Its lease died then, so nobody comes for the blocks, or says that nobody will."""
+    """The preempted prompt's lease died, so neither a fetch nor a release of the blocks will come."""
     scheduler = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=1)
     pools = FakePools(
         random.Random(0),

@@ -120,7 +120,7 @@ def test_a_mixed_batch_is_what_the_naive_sampler_draws(vocab_size: int) -> None:
 
 
 def test_a_state_grown_token_by_token_equals_one_built_at_once() -> None:
-    """Else a preemption or a resume would change what comes next."""
+    """A preemption or a resume would otherwise change later tokens."""
     logits, rows = mixed_batch(42, 50, seed=5)
     sampler = Sampler(50)
     grown = [state_of(naive.NaiveRequest(**{**vars(r), "output": ()}), 50) for r in rows]

@@ -29,7 +29,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @dataclass
 class Progress:
-    """How far a request has come since it was last admitted."""
+    """Progress of a request since it was last admitted."""
 
     num_preemptions: int
     next_position: int
@@ -154,11 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (request.status, request.num_output_tokens) == (RequestStatus.WAITING, 0)
 
     def check_order(self, batch: ScheduledBatch, queued: set[str]) -> None:
-        """Nobody is admitted past somebody more urgent: the bound on overtaking is that of the keys.
-
-        A fair queue keeps this order among the requests of each tenant; among tenants see test_fairness.py. Background
-        work is less urgent than all other work.
-        """
+        """Check that no request was admitted before a more urgent one: keys bound how far requests may overtake."""
         keys = {i: (i in self.engine.background, key) for i, key in self.engine.keys.items()}
         is_fair = self.engine.settings.policy == "fair"
         for tenant in ["", "a", "b"] if is_fair else [None]:
@@ -200,7 +196,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.progress[scheduled.request_id] = Progress(request.num_preemptions, end)
 
     def check_reasons(self, batch: ScheduledBatch, requests: dict[str, Request | None]) -> None:
-        """Whoever waits is told why."""
+        """Check that every waiting request has a reason."""
         tenants = {i: request.arrival.tenant for i, request in requests.items() if request is not None}
         assert (batch.wait_reason != "") == (batch.num_waiting > 0), f"{batch}"
         assert batch.limited_by is not Limit.NONE or batch.num_waiting == 0
@@ -246,7 +242,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def decodes_now(request: Request) -> bool:
-    """It runs, is through with its prompt, and its next token is known."""
+    """Return whether it runs, its prompt is computed, and its next token is known."""
     return 0 < request.num_prefill_tokens <= request.num_computed_tokens and not waits_for_update(request)
 
 

@@ -74,7 +74,7 @@ def transformers_model(config: ModelConfig, weights: GGUFWeights) -> Any:
 
 
 def losses(logits: Tensor, token_ids: list[int]) -> Tensor:
-    """Of each token but the first."""
+    """Return the loss of each token but the first."""
     return torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:]), reduction="none")
 
 

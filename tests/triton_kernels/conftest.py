@@ -47,7 +47,7 @@ def interpreter_for_tests() -> None:
 
 @pytest.fixture(scope="session")
 def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Those of all tests with a layer less: what comes behind the second is interpreted like the second."""
+    """Models of all tests with one layer less, since interpreting a third layer tests nothing new."""
     families = ("llama", "mistral", "qwen3", "bloom", "gpt_oss")
     return {
         family: write_random_model(tmp_path_factory.mktemp(family), family, num_hidden_layers=2) for family in families
@@ -147,7 +147,7 @@ def _where_shapes_differ(broadcast: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Unrunnable(pytest.Module):
-    """Its tests cannot run here; where they were asked for by name and everything is required, that is a failure."""
+    """Module whose tests cannot run here; a failure if it was named explicitly and everything is required."""
 
     def collect(self) -> list[pytest.Item]:
         """None."""

@@ -59,7 +59,7 @@ def small_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut_for(num_processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One processor's contexts are folded in one go, a thousand's are cut at every segment."""
+    """Return a cut: with one processor contexts are folded in one piece, with a thousand at every segment."""
     monkeypatch.setattr(cuda_attention, "processors_of", lambda device: num_processors)
 
 
@@ -191,7 +191,7 @@ def test_heads_that_are_too_large_go_to_torch() -> None:
 
 
 def test_fp8_codes_are_the_references() -> None:
-    """Of numbers at and beside every code, every middle and every power of two."""
+    """Numbers at and beside every code, every middle and every power of two are tested."""
     values = decode(torch.arange(0x7F, dtype=torch.uint8)[:, None], "fp8", torch.float32)[:, 0]
     edges = torch.cat([values, (values[1:] + values[:-1]) / 2, 2.0 ** torch.arange(-149.0, 128.0)])
     up, down = (torch.nextafter(edges, torch.tensor(to)) for to in (torch.inf, -1.0))

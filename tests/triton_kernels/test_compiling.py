@@ -1,4 +1,4 @@
-"""What the interpreter accepts, the compiler may not: every program becomes machine code for an H100, without one."""
+"""Every Triton program compiles for an H100, without one: the compiler refuses code that the interpreter accepts."""
 
 from __future__ import annotations
 

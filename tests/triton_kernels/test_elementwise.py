@@ -66,7 +66,7 @@ def test_equals_the_reference_and_a_row_is_its_own(name: str, dtype: torch.dtype
 
 
 def test_rotation_is_the_references_to_the_bit() -> None:
-    """Its products are rounded one by one, so there is nothing to be off by."""
+    """Products are rounded one by one, so the results are equal to the bit."""
     for dtype in (torch.float16, torch.bfloat16):
         x = (torch.randn(5, 96, generator=torch.Generator().manual_seed(1)) * 3).to(DEVICE, dtype)
         assert torch.equal(rotated(elementwise, x), rotated(reference, x))

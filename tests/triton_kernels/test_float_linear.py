@@ -39,7 +39,7 @@ WAYS = {
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How a product is cut: by its rows and the size of the card."""
+    """Return how a product is cut, from its rows and the size of the card."""
     monkeypatch.setattr(float_linear, "processors_of", lambda device: WAYS[request.param][0])
     return request.param
 
@@ -136,7 +136,7 @@ def test_the_copy_engine_gives_the_bits_of_low_tiles(monkeypatch: pytest.MonkeyP
 
 
 def test_a_share_of_the_outputs_has_the_bits_of_all() -> None:
-    """What ranks rely on that share a weight's rows."""
+    """Ranks that share a weight's rows rely on this."""
     weight, x = weight_of(), numbers(2, K, seed=3)
     whole = linear.pack_linear(weight, None)(x)
     parts = [linear.pack_linear(part, None)(x) for part in weight.split([40, 110])]

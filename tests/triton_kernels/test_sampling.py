@@ -58,7 +58,7 @@ def test_filtered_vocabularies(vocab_size: int, in_bfloat16: bool) -> None:
 
 
 def test_filters_are_decided_by_the_kernel_and_not_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is too close goes to the sampler's tensor code; that is to be rare."""
+    """Rows that are too close to decide go to the sampler's tensor code; that has to be rare."""
     decided: list[Tensor] = []
 
     def watched(*arguments: Tensor) -> Tensor:

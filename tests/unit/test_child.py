@@ -38,7 +38,7 @@ def wait_for(path: Path) -> None:
 
 
 def state_of(pid: int) -> str:
-    """One letter, as in /proc: T is stopped."""
+    """Return the state's letter, as in /proc: T is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

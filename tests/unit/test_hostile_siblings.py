@@ -131,7 +131,7 @@ PIPES = [
 
 @pytest.mark.parametrize("name", PIPES)
 def test_a_pipe_in_a_files_place_is_not_waited_for(name: str, tmp_path: Path) -> None:
-    """Who opens one waits for whoever writes into it, which is nobody."""
+    """Opening a pipe waits for a writer, and there is none."""
     write_folder(tmp_path)
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)

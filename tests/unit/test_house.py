@@ -1,4 +1,4 @@
-"""What the rules of CONTRIBUTING.md say of the whole of src/ and benchmarks/, where no linter has such a rule."""
+"""Rules of CONTRIBUTING.md for all of src/ and benchmarks/ that no linter has."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 
 def test_the_wheel_is_the_package_alone() -> None:
-    """What reproduces this project's own results, trains its model or tests it is for a clone."""
+    """Code that reproduces this project's results, trains its model or tests it is only in a clone."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     build = project["tool"]["scikit-build"]
     assert build["wheel"]["packages"] == ["src/twostroke"]

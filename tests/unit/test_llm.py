@@ -1,4 +1,4 @@
-"""What LLM's own arguments may be; what is in a prompt is the input processor's matter."""
+"""Arguments of LLM; the contents of prompts are tested with the input processor."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from twostroke.log import Sparingly
 
 
 def passed(sparingly: Sparingly, time_s: float, message: str, *arguments: object, level: int = logging.WARNING) -> str:
-    """What is written of a line that is logged at that time; nothing when it is held back."""
+    """Return what is written of a line that is logged at that time; empty if it is held back."""
     record = logging.LogRecord("server", level, __file__, 1, message, arguments, None)
     record.created = time_s
     return record.getMessage() if sparingly.filter(record) else ""

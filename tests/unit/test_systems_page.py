@@ -65,6 +65,6 @@ def test_a_named_result_exists(command: str) -> None:
 
 
 def test_results_named_beside_a_command_exist() -> None:
-    """As in `python -m benchmarks reproduce r3`, `r4`, `paging-price`."""
+    """Such as in `python -m benchmarks reproduce r3`, `r4`, `paging-price`."""
     for rest in re.findall(r"`python -m benchmarks reproduce [^`]+`((?:, `[^`]+`)+)", PAGE):
         assert set(re.findall(r"`([^`]+)`", rest)) <= RESULTS.keys()

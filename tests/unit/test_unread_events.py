@@ -37,7 +37,7 @@ LOGS = {"one engine": random_load(2)[:200], "an engine that died": lost(), "pool
 
 
 class Server:
-    """What a server folds of its engines' events."""
+    """Events that a server folds, from its engines."""
 
     def __init__(self) -> None:
         self.engines = EngineCollector()
@@ -94,7 +94,7 @@ def _sent(meter: LoadMeter, event: RequestArrived) -> None:
 @settings(max_examples=15)
 @given(data=st.data())
 def test_the_load_is_the_same_however_late_it_is_asked_for(data: st.DataObject) -> None:
-    """What is sent and aborted between events counts in its place among them."""
+    """Requests that are sent and aborted between events count in their order among them."""
     events = LOGS["one engine"]
     ids = [event.request_id for event in events if isinstance(event, RequestArrived)]
     asked_at = data.draw(st.sets(st.integers(0, len(events) - 1), max_size=8))

@@ -70,7 +70,7 @@ def test_a_request_that_can_never_fit_is_told_what_to_change(
 
 
 def test_a_full_queue_answers_at_once_and_says_when_to_come_back(small: ServerProcess) -> None:
-    """One runs, three wait: the fifth is refused, however long its prompt is and whatever else is wrong with it."""
+    """With one running and three waiting, the fifth is refused, however long its prompt and whatever else is wrong."""
     with httpx.Client(timeout=60) as client, contextlib.ExitStack() as held:
         running = held.enter_context(asking(small))
         assert running.recv(1)  # it is begun and no longer counts among those that wait
@@ -90,7 +90,7 @@ def test_a_full_queue_answers_at_once_and_says_when_to_come_back(small: ServerPr
 
 
 def test_who_waited_as_long_as_it_wanted_is_given_up(small: ServerProcess) -> None:
-    """What ended so far was short, so nobody foresees how long the one that runs will take."""
+    """The ended requests were short, so the remaining time of the running one cannot be predicted."""
     for _ in range(30):
         assert complete(small, max_tokens=1).status_code == 200
     with asking(small):

@@ -37,9 +37,9 @@ def find_stops(stops: Any) -> ContentStopFinder:
 
 
 class Answer:
-    """What a client gets of a generation, streamed and whole; both have to be the same.
+    """Answer to a client, streamed and whole; both must be equal.
 
-    But for half a call with which the model itself has ended: streamed it was sent before it was known to be half.
+    An exception is half a call with which the model itself ends: the stream has sent it before it was known to be half.
     """
 
     def __init__(self, text: str, *stop: str, tokens: int = 1, ends: FinishReason = FinishReason.STOP, **params: Any):

@@ -43,7 +43,7 @@ class Client:
 
     @property
     def status(self) -> int:
-        """Of the refusal; 0 while it is read, 200 when it was."""
+        """Return the status of the refusal; 0 while the body is read, 200 when it was read."""
         if not self.task.done():
             return 0
         error = self.task.exception()
@@ -58,7 +58,7 @@ def reader(room: int = ROOM, largest: int = 600) -> BodyReader:
 
 
 def test_a_body_whose_client_has_left_is_no_body() -> None:
-    """Its beginning may read well, and say something else than the whole."""
+    """The beginning may be valid JSON and mean something else than the whole."""
 
     async def scene() -> None:
         for beginning in (b"", b'{"prompt": "a"}'):

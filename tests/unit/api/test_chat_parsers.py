@@ -1,4 +1,4 @@
-"""What each family's outputs mean, how early it is said, and how reasoning tokens are counted."""
+"""Parsed outputs of each family, how early each part is delivered, and the count of reasoning tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from twostroke.errors import InvalidParameter
 def token_by_token(
     pieces: list[str], tool_call_parser: str | None, reasoning_parser: str | None = None
 ) -> list[list[Delta]]:
-    """What each piece brings, and the end."""
+    """Return the deltas of each piece and of the end."""
     parser = make_parser(tool_call_parser, reasoning_parser, ChatTools(TOOLS))
     return [*(parser.push(piece, [piece]) for piece in pieces), parser.finish()]
 
@@ -258,7 +258,7 @@ OBJECT = '{"a": "<parameter=b>\\n</function>", "n": [1, {"deep": null}]}'
 def test_an_object_between_the_tags_is_the_arguments_and_no_argument_is_lost(
     body: str, arguments: str | None, around: str
 ) -> None:
-    """What is neither an object nor parameters is content, markup and all."""
+    """Text that is neither an object nor parameters is content, including its markup."""
     text = around.replace("{}", f"<function=get_weather>{body}</function>")
     whole = make_parser("qwen3_coder", None, ChatTools(TOOLS)).parse(text)
     for size in (1, 2, 3, 7):

@@ -131,7 +131,7 @@ def test_the_limit_is_one_of_what_is_meant(coding: str) -> None:
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "gzip, gzip", "zstd, gzip"])
 def test_of_a_bomb_little_is_read(coding: str) -> None:
-    """Of 64 MiB, when one is allowed; of a bomb within a bomb the outer one is short."""
+    """At most a small part of 64 MiB is decoded if one is allowed. The outer one of two nested bombs is short."""
     bomb = bytes(64 * LIMIT)
     for name in coding.split(", "):
         bomb = ENCODERS[name](bomb)
@@ -191,7 +191,7 @@ def received(body: bytes, coding: str, most: int) -> bytes:
 
 
 def test_megabytes_between_two_codings_that_mean_nothing_are_refused() -> None:
-    """Its decoder keeps up to its window of them, and no content counts them."""
+    """The decoder keeps up to its window of such bytes, which no limit on content counts."""
     body = zstd.compress(skipped(3 * MAX_LEAD_BYTES) + zstd.compress(b"{}"))
     assert len(body) < 10_000
     with pytest.raises(HTTPError, match="bytes longer than its content") as caught:

@@ -1,4 +1,4 @@
-"""One conversation in the words of three APIs is one prompt, whatever the template reads."""
+"""A conversation in the form of three APIs gives the same prompt, whatever the template reads."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ USER = {"role": "user", "content": "hi"}
     "parameters", [{"properties": {"b": {"type": "string"}, "a": {"type": "null"}}}, None], ids=str
 )
 def test_a_tool_is_the_same(source: str, fields: dict[str, Any], parameters: dict[str, Any] | None) -> None:
-    """What only clients know of it, as `strict`, is in no prompt; without parameters it has none."""
+    """Fields for clients only, such as `strict`, are not in the prompt; without parameters a tool has none."""
     template = ChatTemplate({"default": source}, {})
 
     def prompt(chat: ChatRequest) -> str:

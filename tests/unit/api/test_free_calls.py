@@ -1,4 +1,4 @@
-"""Beside a form a model may call instead: it can write nothing but the form, or a call that the parser finds."""
+"""With a forced format a model may call a tool instead: it writes the format, or a call that the parser finds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def matcher_of(family: str) -> GrammarMatcher:
 
 
 def takes(matcher: GrammarMatcher, text: str) -> bool:
-    """Whether a text may be written, and may end."""
+    """Return whether a text may be written, and may end there."""
     trial = matcher.copy()
     for token_id in TOKENIZER.encode(text, add_special_tokens=False):
         if token_id not in allowed(trial, COLUMNS):

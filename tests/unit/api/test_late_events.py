@@ -1,4 +1,4 @@
-"""What takes long to write is written by a thread, in its place, while others have the event loop."""
+"""Events that take long to write are written by a thread, in order, while others use the event loop."""
 
 from __future__ import annotations
 

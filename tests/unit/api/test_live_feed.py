@@ -1,4 +1,4 @@
-"""How often viewers are sent frames: by what making one takes, and never less than once a second."""
+"""Rate of frames to viewers: it depends on the time to make one, and is at least one a second."""
 
 from __future__ import annotations
 

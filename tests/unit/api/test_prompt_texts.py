@@ -20,7 +20,7 @@ NAMES, TENANTS = st.sampled_from("abc"), st.sampled_from(["ann", "bob"])
 
 
 class Texts(RuleBasedStateMachine):
-    """Beside a plain list."""
+    """Prompt texts compared with a plain list."""
 
     def __init__(self) -> None:
         super().__init__()

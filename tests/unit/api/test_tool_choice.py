@@ -36,7 +36,7 @@ DEEP = Tool("deep", _nested(900))
 
 
 def accepts(schema: dict[str, Any], value: object) -> bool:
-    """Whether a generation may be this value, byte by byte."""
+    """Return whether a generation may be this value, byte by byte."""
     matcher = llguidance.LLMatcher(
         llguidance.LLTokenizer("byte"), llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
     )

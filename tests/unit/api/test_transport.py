@@ -1,4 +1,4 @@
-"""What a real server does with bytes that are no honest request: an error in OpenAI's shape; nobody else notices."""
+"""A real server answers malformed bytes with an error in OpenAI's shape; other clients are unaffected."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_whole_requests_before_bytes_that_are_none_are_answered(
 
 
 def test_a_stream_ends_before_bytes_behind_it_are_refused(served: ServerProcess) -> None:
-    """And however many of them come, none is kept."""
+    """However many bytes follow, none is kept."""
     body = b'{"prompt":"x","max_tokens":40,"ignore_eos":true,"stream":true}'
     with connect(served) as connection:
         connection.sendall(HEAD + length(body) + b"\r\n" + body)
@@ -187,7 +187,7 @@ def test_a_flood_of_nonsense_does_not_fill_the_log(served: ServerProcess) -> Non
 
 
 def test_an_answer_that_nobody_reads_is_ended() -> None:
-    """It would hold its text, and its blocks, for as long as the reader likes."""
+    """Otherwise the answer would hold its text and its blocks for as long as the client does not read."""
     server = ServerProcess("--answer-timeout-s", "1")
     try:
         body = b'{"prompt":"x","max_tokens":3000,"ignore_eos":true,"n":8,"logprobs":20,"stream":true}'
@@ -318,7 +318,7 @@ def test_a_body_that_has_not_arrived_when_the_server_ends_is_answered() -> None:
     ids=["name of a trailer", "value of a trailer", "extension of a chunk", "extension of the last chunk"],
 )
 def test_what_frames_a_body_does_not_go_on_for_ever(served: ServerProcess, framing: bytes) -> None:
-    """It is no part of the body, so no limit on bodies counts it; the parser keeps what it cannot yet hand over."""
+    """Framing is not part of the body, so no body limit counts it; the parser keeps what is incomplete."""
     filler = b"x" * 65536
     sent = 0
     with connect(served) as connection:

@@ -43,7 +43,7 @@ LISTS = [field for route in KINDS for field in fields(route) if "array" in field
 
 
 def refusal(field: Field, value: bytes) -> dict[str, Any] | None:
-    """What the reader of large bodies says; None: nothing is wrong with the shape."""
+    """Return the error of the reader of large bodies; None if the shape is right."""
     try:
         check_shape(KINDS[field.route], field.body(value))
     except HTTPError as error:
@@ -52,7 +52,7 @@ def refusal(field: Field, value: bytes) -> dict[str, Any] | None:
 
 
 def problems(kind: type[WireObject], body: Any) -> list[Any]:
-    """What pydantic says of a body."""
+    """Return pydantic's errors of a body."""
     try:
         kind.model_validate(body)
     except ValidationError as error:
@@ -81,7 +81,7 @@ def test_at_most_one_wrong_element_is_looked_at(field: Field) -> None:
 
 @pytest.mark.parametrize("field", LISTS, ids=str)
 def test_nothing_behind_the_first_wrong_element_is_read(field: Field) -> None:
-    """What follows is no JSON at all, and nobody notices."""
+    """The rest is not JSON, which is not noticed."""
     num_wrong = 0
     for element in ELEMENTS.values():
         told = refusal(field, b"[%b]" % element)

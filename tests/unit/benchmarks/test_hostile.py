@@ -92,7 +92,7 @@ def test_long_texts_are_cut_at_either_end_and_sent_back() -> None:
     [([0.05], 0.05), ([0.3, 0.02], 0.02), ([0.3, 0.2, 0.25], 0.2), ([0.3, 0.11, 0.12, 0.0], 0.11)],
 )
 def test_a_time_above_the_goal_is_measured_again(held_s: list[float], counted: float) -> None:
-    """What others on the machine took is none of the body's; its memory is the most that was seen."""
+    """Time that other processes took does not count; the memory is the largest that was seen."""
     effects = [Effect(400, held, 0.0, number, 10) for number, held in enumerate(held_s)]
     num_sent = min(len(effects), 3)
 

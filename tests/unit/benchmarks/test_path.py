@@ -60,7 +60,7 @@ def test_modules_and_comprehensions_are_no_functions(file: str) -> None:
 
 
 def test_the_path_of_a_request_has_not_become_longer() -> None:
-    """Where it has to, `make path ARGS=--write` belongs into the same commit."""
+    """If it has to become longer, `make path ARGS=--write` belongs in the same commit."""
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
     for name, size in (("LLM.generate", measure_generate()), ("chat over HTTP", measure_chat())):
         assert size.num_files <= committed[name]["files"], (name, size, committed[name])

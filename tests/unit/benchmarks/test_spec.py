@@ -37,7 +37,7 @@ VOCAB = 100
 def step(
     step_s: float, rounds: tuple[tuple[int, int], ...] = (), draft_s: float = 0.0, requests: int = 1
 ) -> DecodeStep:
-    """Of so many requests; each makes a token, and one for each draft that stood."""
+    """Return a step of so many requests; each makes a token, and one more for each accepted draft."""
     num_tokens = requests + sum(accepted for _, accepted in rounds)
     return DecodeStep(requests, sum(drafted for drafted, _ in rounds), rounds, num_tokens, step_s, draft_s)
 
@@ -46,7 +46,7 @@ def test_a_run_is_told_by_its_steps() -> None:
     steps = (step(1.5, ((3, 3), (3, 1)), 0.3, requests=3), step(1.0, requests=2), step(1.7, ((2, 0),), 0.5))
     run = SpecRun({}, steps, decode_s=5.0)
     assert run.rate == pytest.approx((7 + 2 + 1) / 5.0)
-    # looked at: three that stood, one that stood and one that fell, one that fell
+    # verified: three accepted; one accepted and one rejected; one rejected
     assert run.acceptance == pytest.approx(4 / 6)
     assert run.tokens_per_round == pytest.approx(1 + 4 / 3)
     assert run.drafts_per_round == pytest.approx(8 / 6)

@@ -89,7 +89,7 @@ def test_a_dump_that_was_cut_off_says_what_to_do(lines: list[str], monkeypatch: 
 
 @pytest.mark.parametrize("version", [EVENT_LOG_VERSION - 1, EVENT_LOG_VERSION + 1])
 def test_the_live_pages_recording_refuses_another_version(version: int, lines: list[str], tmp_path: Path) -> None:
-    """It does so even if only a later one of several files is of another version."""
+    """This also holds if only a later file has another version."""
     mine, other = tmp_path / "mine.jsonl", tmp_path / "other.jsonl"
     mine.write_text(with_version(lines, EVENT_LOG_VERSION))
     other.write_text(with_version(lines, version))

@@ -1,4 +1,4 @@
-"""What new users type, with the habits of Ollama, llama.cpp and vLLM: the thing itself, or a sentence that helps."""
+"""Commands that new users type with the habits of Ollama, llama.cpp and vLLM: they work, or the error helps."""
 
 from __future__ import annotations
 

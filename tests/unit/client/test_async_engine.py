@@ -140,7 +140,7 @@ def started(folder: str) -> Iterator[AsyncEngine]:
 
 
 async def last(engine: AsyncEngine, params: SamplingParams, request_id: str | None = None) -> str:
-    """Why the stream ended."""
+    """Return the stream's finish reason."""
     reason = ""
     async for output in engine.generate({"prompt_token_ids": [5] * 9}, params, request_id=request_id):
         reason = str(output.outputs[0].finish_reason)

@@ -32,7 +32,7 @@ assert EOS is not None
 
 
 def update_of(request_id: str, time_s: float, *made: Any, **extra: Any) -> TokenUpdate:
-    """As the engine hands it over: a sequence that makes tokens was scheduled before."""
+    """Return an update as the engine sends it; a sequence with tokens was scheduled before."""
     return TokenUpdate(request_id, time_s, *made, news=SequenceNews(scheduled_time_s=10.25, **extra))
 
 
@@ -45,7 +45,7 @@ def begin(kind: OutputKind = OutputKind.FINAL, **params: Any) -> tuple[OutputPro
 
 
 def run(processor: OutputProcessor, request_id: str, ids: list[int], **last: Any) -> list[RequestOutput]:
-    """One token a step, a second apart."""
+    """Run one token per step, one second apart."""
     outputs: list[RequestOutput] = []
     for step, token_id in enumerate(ids):
         extra = last if step == len(ids) - 1 else {}
@@ -124,7 +124,7 @@ def test_drafts_count_as_far_as_their_tokens_do() -> None:
 
 @pytest.mark.parametrize(("min_tokens", "text"), [(3, ""), (4, "abcd"), (7, "abcd"), (8, "abcdabcd")])
 def test_a_stop_string_counts_behind_the_first_min_tokens(min_tokens: int, text: str) -> None:
-    """As in vLLM: one that the token number min_tokens completes is passed over."""
+    """A stop string that token number min_tokens completes is ignored, as in vLLM."""
     ids = [i for letter in "abcdabcd" for i in TOKENIZER.encode(letter)]
     assert len(ids) == 8
     processor, (request_id,) = begin(stop="abcd", min_tokens=min_tokens, max_tokens=8)

@@ -49,7 +49,7 @@ class Shop:
         self.dice = random.Random(1)
 
     def ask(self, number: int) -> None:
-        """One request at the door, now."""
+        """Submit a request now."""
         num_prompt_tokens = self.dice.randint(10, 120)
         load = self.meter.load("")
         try:

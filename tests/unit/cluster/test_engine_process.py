@@ -41,7 +41,7 @@ class Counting(EngineProcess):
 
 
 def test_a_report_that_nobody_waits_for_does_not_keep_the_loop_busy() -> None:
-    """It is there when somebody asks for it; while the text side prepares itself nobody does, for seconds."""
+    """The report is kept until it is read; while the HTTP process prepares itself, nothing reads for seconds."""
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder, zmq.Context() as context:

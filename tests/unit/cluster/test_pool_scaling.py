@@ -1,4 +1,4 @@
-"""What workers report, as sizes of the pools: each by its own figures."""
+"""Workers' reports determine the sizes of pools, each from its own figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before a cluster is asked for anything."""
+"""Settings that are refused before a cluster is contacted."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_size_that_the_nodes_hold_is_not_refused_and_a_new_node_counts(monkeyp
 
 
 def test_a_process_that_no_node_holds_is_refused_at_once_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node has died, or the load asks for more: no request waits a minute for a node that does not exist."""
+    """The node has died, or the load needs more: no request waits a minute for a node that does not exist."""
     made = launcher(monkeypatch, [SMALL], threads=4)
     told = r"decode-1.1 asks for 4 CPUs, and no node holds it: .* has room for 0 .*\(1 nodes: 2 CPU\)"
     with pytest.raises(SetupError, match=told):

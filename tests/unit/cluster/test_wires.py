@@ -37,7 +37,7 @@ def both() -> Generator[tuple[NetworkSockets, Any, Any]]:
 
 
 def says(wires: NetworkSockets, commands: Any, reports: Any, patience_ms: int) -> tuple[bool, bool]:
-    """Whether a command came through, and a report."""
+    """Return whether a command and a report arrived."""
     with zmq.Context() as context:
         to_engine, from_engine = wires.ends(context)
         to_engine.send(b"a command", zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""What every communicator does, whatever it goes through, and ranks that die in the middle of it."""
+"""Behaviour of every communicator, for any transport, and ranks that die during a gather."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_everybody_gets_everything_in_order(backend: str, meet: Meeting, size: i
 @every_backend
 @pytest.mark.parametrize("widths", [[3, 5], [70_000, 69_999], [4, 0], [1, 2, 3]])
 def test_columns_come_beside_each_other(backend: str, meet: Meeting, widths: list[int]) -> None:
-    """Also where a slot ends in the middle of a row."""
+    """This holds even if a slot ends in the middle of a row."""
     dice = np.random.default_rng(0)
     matrix = [dice.bytes(sum(widths)) for _ in range(9)]
     begins = [0, *itertools.accumulate(widths)]
@@ -261,7 +261,7 @@ def test_a_rank_that_waits_for_a_step_takes_no_processor_time_and_ends_with_rank
 
 
 def test_who_is_not_one_of_the_ranks_is_sent_away(tmp_path: Path) -> None:
-    """And the others meet nevertheless."""
+    """The real ranks connect nevertheless."""
     address = f"{tmp_path}/0"
     refused: list[str] = []
     with listen(address) as listener:

@@ -1,4 +1,4 @@
-"""What a config.json says of experts: which layers have them, how many, and what is refused."""
+"""Reading experts from config.json: which layers have them, how many, and what is refused."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ POSITIONS = {SMOLLM2: 2048, CODER: 2048, PEERS: 2048, GEMMA: 2048}
 
 
 def rise_of(result: str, row: str, base: str = "base") -> float:
-    """How much higher a row's perplexity is than its engine's own, on the tokens of docs/measurements.md."""
+    """Return the rise of a row's perplexity over its engine's own, on the tokens of docs/measurements.md."""
     content = json.loads((ROOT / "benchmarks/results" / f"{result}.json").read_text())
     assert content["workload"]["text"] == "LICENSE"
     rows = {name: content["results"][name]["against_float32"] for name in (row, base)}

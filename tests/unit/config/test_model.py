@@ -546,7 +546,7 @@ def test_values_of_gemma_and_phi() -> None:
 
 @pytest.mark.parametrize("name", ["su", "yarn"])
 def test_first_names_of_longrope(name: str) -> None:
-    """Of Phi 3 alone; without factors yarn is yarn there, too, as in a GGUF file."""
+    """Only Phi 3 is affected; yarn without factors stays yarn there, as in a GGUF file."""
     phi, _ = PUBLISHED["Phi-4-mini-instruct"]
     scaling = phi["rope_scaling"]
     assert ModelConfig.from_hf({**phi, "rope_scaling": {**scaling, "type": name}}) == ModelConfig.from_hf(phi)
@@ -693,7 +693,7 @@ def test_gemma_4_as_its_own_files_say_it() -> None:
 
 
 def test_gemma_4_layer_by_layer() -> None:
-    """Where there is `per_layer_config`, the heads of all full layers say nothing, as in transformers."""
+    """With `per_layer_config`, the heads of full layers are ignored, as in transformers."""
     for own in ({}, None, {"5": {"head_dim": 256, "skip": []}}):
         kvs = gemma4("31b", per_layer_config=own, global_head_dim=64, num_global_key_value_heads=8).kv_specs
         assert {(spec.num_kv_heads, spec.head_dim) for spec in kvs} == {(16, 256)}
@@ -800,7 +800,7 @@ def test_null_and_zero_where_they_have_a_meaning() -> None:
 
 @pytest.mark.parametrize("architecture", ["Helium", "GPTNeoX", "Phi3", "Llama", "Cohere", "Nemotron"])
 def test_a_null_epsilon_is_that_of_the_family(architecture: str) -> None:
-    """As one that is left out is."""
+    """A null epsilon is treated like a missing one."""
     traits = ARCHITECTURE_TRAITS[f"{architecture}ForCausalLM"]
     config = changed("Llama-3.2-1B", architectures=[f"{architecture}ForCausalLM"], hidden_act=None, rope_scaling=None)
     read = ModelConfig.from_hf({**config, "tie_word_embeddings": False, traits.epsilon_key: None})
@@ -1163,7 +1163,7 @@ def test_longest_context_of_each_rope_type(rope_type: str, changes: dict[str, An
 
 @pytest.mark.parametrize(("rotary_dim", "head_dim"), [(58, 100), (14, 50), (64, 256), (100, 100)])
 def test_as_many_numbers_turn_as_a_gpt_j_says(rotary_dim: int, head_dim: int) -> None:
-    """Also where their share of a head is rounded down."""
+    """This holds even if their share of a head is rounded down."""
     given = {"n_embd": head_dim, "n_head": 1, "n_layer": 1, "n_positions": 64, "vocab_size": 64}
     config = ModelConfig.from_hf({"architectures": ["GPTJForCausalLM"], "rotary_dim": rotary_dim, **given})
     ((rope, size),) = config.ropes

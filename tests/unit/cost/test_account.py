@@ -1,4 +1,4 @@
-"""What drafting may lose, whatever happens: the account against losses of every kind."""
+"""Bound on the cost of drafting: the account against losses of every kind."""
 
 from __future__ import annotations
 

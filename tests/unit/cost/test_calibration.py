@@ -1,4 +1,4 @@
-"""What is chosen from measured figures, and that a file says what was measured."""
+"""Choices from measured figures, and the record of what was measured."""
 
 from __future__ import annotations
 

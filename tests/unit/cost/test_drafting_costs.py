@@ -1,4 +1,4 @@
-"""What drafts are worth and what steps take: against every plan there is, and against the numbers that were learned."""
+"""Value of drafts and times of steps, compared with all possible plans and with the learned numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a generation ends by its tokens."""
+"""End of a generation by its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lender is told of the layers of a step."""
+"""Messages to a lender about the layers of a step."""
 
 from __future__ import annotations
 

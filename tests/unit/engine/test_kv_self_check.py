@@ -167,7 +167,7 @@ def test_lost_bits_are_found_and_whoever_hit_them_gets_a_sound_answer(
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 @pytest.mark.parametrize("model", ["qwen2", "mistral"])
 def test_windows(model: str, kernels: str, random_models: dict[str, Path]) -> None:
-    """Of a model with windows each KV group has blocks of its own; what they have passed is looked up."""
+    """With windows each KV group has its own blocks; blocks outside of a window are looked up."""
     groups = {"qwen2": 2, "mistral": 1}[model]
     for group in range(groups):
         bench = Bench(str(random_models[model]), kernels=kernels, block_size=8, max_model_len=128)
@@ -256,7 +256,7 @@ def test_who_has_answered_from_it_ends_in_words_and_nobody_else(llama: str, is_d
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_the_bad_block_is_found_behind_one_that_only_follows_it(llama: str, layer: int) -> None:
-    """What is checked was computed while an earlier block was good: it differs, and is not to blame."""
+    """The checked block was computed while an earlier block was good: it differs, but is not corrupt."""
     bench = Bench(llama, max_model_len=512)
     prompt = [(5 * i) % 253 for i in range(300)]
     first = bench.run(prompt)
@@ -319,7 +319,7 @@ def test_it_needs_the_prefix_cache() -> None:
 
 @pytest.mark.parametrize("kv_format", FORMATS)
 def test_two_backends_differ_by_numerics(kv_format: KVFormat, random_models: dict[str, Path]) -> None:
-    """What the bound has to leave room for: other kernels, other orders of summation."""
+    """The bound has to allow other kernels with other orders of summation."""
     found: list[Tensor] = []
     for kernels in ("auto", "reference"):
         bench = Bench(str(random_models["qwen3"]), kv_cache_dtype=kv_format, kernels=kernels, rate=0.0)

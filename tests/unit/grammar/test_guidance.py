@@ -46,7 +46,7 @@ EQUATIONS = 'root ::= (term "=" term "\\n")+\nterm ::= [a-z] | [0-9]+ | "(" term
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(st.text("ab <=é日\n", min_size=1, max_size=6), min_size=1, max_size=5), seed=st.integers(0, 99))
 def test_a_mask_is_what_the_texts_leave(kind: str, texts: list[str], seed: int) -> None:
-    """Of a finite language everything can be said in advance: a token may come if a text goes on with it."""
+    """For a finite language the masks are known: a token is allowed if some text continues with it."""
     tokenizer, vocab_size, eos = text_fakes.tokenizer(kind), num_columns(kind), eos_id(kind)
     whole = {text.encode() for text in texts}
     matcher = backend(kind).matcher(to_llguidance(StructuredOutputs(choice=tuple(texts))))
@@ -117,7 +117,7 @@ def test_a_space_that_is_stripped_is_no_part_of_the_form() -> None:
 
 
 def test_the_text_of_a_special_token_is_not_that_token() -> None:
-    """It would not show in the text, and would steer the model."""
+    """A special token would not show in the text, and would steer the model."""
     tokenizer, special = text_fakes.tokenizer("byte_level"), "<|im_start|>"
     matcher = matcher_of("byte_level", choice=[special, "<tool call>"])
     begin = allowed(matcher, num_columns("byte_level"))
@@ -215,7 +215,7 @@ def test_what_cannot_be_followed_is_named(wanted: dict[str, Any], reason: str) -
 
 
 def test_a_trial_that_gets_no_time_is_not_told_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried again when it is asked for again, and no refusal is remembered."""
+    """The trial is repeated on the next request, and no refusal is cached."""
     grammars = backend("byte_level")
     wanted = StructuredOutputs(regex="[a-c]{3}x{2}")
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What constrains nothing in a JSON schema is left out; what constrains stays."""
+"""Parts of a JSON schema without a constraint are dropped; constraints stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who serves where the native kernels cannot, and how often that is said."""
+"""Operators that replace the native kernels where these cannot run, and the warnings about it."""
 
 from __future__ import annotations
 

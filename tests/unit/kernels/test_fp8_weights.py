@@ -20,7 +20,8 @@ from twostroke.kernels.quantized_weight import QuantizedWeight, quantize_fp8
 
 
 def numbers(weight: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Of one row: scale and codes, from the definition: the least power of two that holds the largest number."""
+    """Return scale and codes of one row by definition: the scale is the least power of two that holds the largest
+    number."""
     row = weight.float().numpy().astype(np.float64)
     exponent = -24
     while exponent < 15 and np.abs(row).max() > 448 * 2.0**exponent:

@@ -142,7 +142,7 @@ def test_codes_of_any_vector(kv_format: KVFormat, backend: Kernels, vectors: lis
 
 @pytest.mark.parametrize("kv_format", ["int8", "int4"])
 def test_a_quantized_number_is_within_half_a_step(kv_format: KVFormat) -> None:
-    """Beside the definition itself: what it promises."""
+    """The result is compared with the definition itself."""
     x = torch.randn(200, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 200)[:, None]
     found = naive_kv.stored(x, kv_format, torch.float32)
     if kv_format == "int4":  # of what is stored

@@ -46,9 +46,9 @@ def set_num_threads() -> Iterator[Any]:
 def last_tokens(
     shape: Shape, requests: list[Tensor], num_own: int, *, has_context: bool = True
 ) -> tuple[list[Tensor], int]:
-    """What the last tokens of some requests give in one step, and into how many tasks that was cut.
+    """Return attention's results for the last tokens of some requests in one step, and the number of tasks.
 
-    Without their context they read NaN: enough for the number of tasks, and the context is what takes the time.
+    Without their context they read NaN: the number of tasks is the same, and the context takes the time.
     """
     pool = Pool(shape, requests)
     counting = Counting(pool.operator._kernels)  # type: ignore[attr-defined]

@@ -114,7 +114,7 @@ def test_rows_of_several_types_are_not_packed_together(file: Files) -> None:
 
 @pytest.mark.parametrize("type_name", ["Q4_K", "Q8_0"])
 def test_rows_that_cannot_be_used_are_read_the_other_way(type_name: str, tmp_path: Path, file: Files) -> None:
-    """Which says what is wrong with them."""
+    """The other reader's error says what is wrong with them."""
 
     def cut(stored: File, path: Path) -> None:
         os.truncate(path, 24 + stored.data.size - 1)

@@ -50,7 +50,7 @@ def expected(shape: Shape, qkv: Tensor, prefix_len: int, mask: BoolArray) -> Ten
 
 
 def run(shape: Shape, qkv: Tensor, prefix_len: int, mask: BoolArray | None, chunk: int = 1000) -> Tensor:
-    """What the last tokens give, as a tree or one after the other in one step."""
+    """Return attention's results for the last tokens, as a tree or one after the other in one step."""
     pool = Pool(shape, [qkv])
     while pool.done[0] < prefix_len:
         pool.step([(0, min(chunk, prefix_len - pool.done[0]))])

@@ -1,4 +1,4 @@
-"""What is evicted goes to host memory and is found there; the scheduler brings it back without holding anybody up."""
+"""Evicted blocks go to host memory and are found there; the scheduler loads them without delaying requests."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def offloading_engine(num_blocks: int, num_slots: int, max_num_batched_tokens: i
 
 
 def evicted_prompt(engine: FakeEngine, others: int = 2) -> list[int]:
-    """One that was computed, and whose blocks others needed since."""
+    """Return a prompt that was computed, and whose blocks were evicted since."""
     prompt = list(range(17))
     engine.submit("first", prompt, 1)
     engine.run()
@@ -178,7 +178,7 @@ def test_without_the_tier_it_is_computed_again() -> None:
 
 
 def test_a_prefix_is_found_in_both_places() -> None:
-    """What is still in the pool stays there while room is made for the rest."""
+    """Blocks that are still in the pool stay there while blocks for the rest are allocated."""
     engine = offloading_engine(8, 100)
     prompt = evicted_prompt(engine, others=0)
     engine.submit("other", [100] * 16, 4)  # takes the three free blocks and the last of the first request's

@@ -165,7 +165,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
 
 
 def test_an_import_that_shares_blocks_with_a_request_holds_them_when_that_has_ended() -> None:
-    """It takes nothing of what is free, and leaves no less room than if it were the only one: KVHandover counts so."""
+    """It needs no free block, and leaves as much room as if it were alone: KVHandover counts like this."""
     kv = make_kv()
     hashes = hash_blocks(range(8), 4)
     admit(kv, "a", hashes, 9)

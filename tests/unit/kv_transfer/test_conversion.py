@@ -32,7 +32,7 @@ def order_of(name: str, kv_format: KVFormat) -> OrderOf:
 
 
 def offsets(sections: tuple[Section, ...], block_size: int, token: int) -> list[int]:
-    """Where the bytes of a token are in a run: the definition, one byte after the other."""
+    """Return the offsets of a token's bytes in a run, by definition, one byte after the other."""
     found: list[int] = []
     begin = 0
     for section in sections:
@@ -59,7 +59,8 @@ class Filled:
         self.memory = KVMemory(layout, *(memoryview(of_rank).cast("B") for of_rank in self.bytes))
 
     def ranks_of(self, group: int, head: int) -> list[tuple[int, int]]:
-        """Who has a head, and where among its own: each has equally many, or a head is that of several in a row."""
+        """Return the ranks with a head, and its index there: ranks have equally many heads, or several in a row share
+        one."""
         num_ranks, num_own, num_heads = (
             len(self.bytes),
             self.layout.groups[group].spec.num_kv_heads,
@@ -71,11 +72,11 @@ class Filled:
         return [(rank, 0) for rank in range(head * num_holders, (head + 1) * num_holders)]
 
     def num_heads(self, group: int) -> int:
-        """Of all ranks together."""
+        """Return the number of heads of all ranks together."""
         return NUM_HEADS if self.layout.groups[group].spec.head_dim < WIDE else NUM_WIDE_HEADS
 
     def token(self, order: HeadOrder, group: int, layer: int, kind: int, head: int, position: int) -> list[int]:
-        """Where in the bytes of a rank those of the token are; `head` is one of its own."""
+        """Return the offset of a token's bytes in a rank's bytes; `head` is one of its own."""
         layout, of_group = self.layout, self.layout.groups[group]
         entry, token = divmod(position, layout.block_size)
         run = self.rows[group][entry] * layout.page_ids(of_group).bytes_per_id

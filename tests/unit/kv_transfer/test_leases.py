@@ -15,7 +15,7 @@ LEASE_S = 10.0
 
 @dataclass
 class Naive:
-    """What must be true of one lease, by the order of what happened to it."""
+    """Expected state of one lease, from the order of its events."""
 
     num_blocks: int
     num_begun: int = 0
@@ -77,7 +77,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.computing)
     @rule(data=st.data(), num_layers=st.integers(0, NUM_LAYERS))
     def layer_ready(self, data: st.DataObject, num_layers: int) -> None:
-        """What is ready stays ready."""
+        """Mark a layer as ready; it stays ready."""
         lease_id, _ = self.draw(data, where=self.computing)
         lease = self.book.get(lease_id)
         assert lease is not None
@@ -88,7 +88,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.computing)
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
-        """All of it is final; from now on its time runs."""
+        """Complete a lease, which starts its timeout."""
         lease_id, naive = self.draw(data, where=self.computing)
         self.book.begin_part(lease_id, [range(100, 110), range(200, 210)], naive.num_blocks, is_computed=True)
         self.book.complete(lease_id, b"name", self.now_s)
@@ -98,7 +98,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.naive)
     @rule(data=st.data())
     def kill(self, data: st.DataObject) -> None:
-        """At any time, also when it is over."""
+        """Kill a lease at any time, even one that has ended."""
         lease_id, naive = self.draw(data, where=list(self.naive))
         self.book.kill(lease_id, "killed")
         naive.was_killed = naive.was_killed or not naive.is_reaped
@@ -113,7 +113,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.naive)
     @rule(data=st.data())
     def open(self, data: st.DataObject) -> None:
-        """Nobody reads what is over, or was returned."""
+        """Open a lease for a reader; None if it has ended or was returned."""
         lease_id, naive = self.draw(data, where=list(self.naive))
         lease = self.book.open(lease_id)
         assert (lease is None) == (naive.is_reaped or naive.is_returned)

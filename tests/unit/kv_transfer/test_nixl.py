@@ -1,4 +1,4 @@
-"""What only NIXL can get wrong: agents that are none, blocks that are not there, a lender that dies in the middle."""
+"""Faults that only NIXL can have: invalid agents, missing blocks, a lender that dies during a read."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_memory_that_is_not_there_is_not_read(
 
 
 def test_a_lender_that_dies_between_two_reads_ends_the_second() -> None:
-    """Its memory is in a process of its own, which is killed; the connection to who speaks for it stays."""
+    """The lender's memory is in its own process, which is killed; the connection for messages stays open."""
     with subprocess.Popen(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{_CHILD}"],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""One side played frame by frame: what a peer must not say, and when a lease's death is still in time."""
+"""Protocol of one side, frame by frame: messages that a peer must not send, and late ends of leases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NUM_BYTES = NUM_ENTRIES * PLAIN.bytes_per_block
 
 
 def fetch_of(lent: Pools, **changed: object) -> Fetch:
-    """What a borrower of ours asks who wants the bytes sent."""
+    """Return the request that a borrower sends to get the bytes over the connection."""
     asked = {
         "protocol": PROTOCOL,
         "epoch": EPOCH,
@@ -180,7 +180,7 @@ def played(says: list[LenderFrame | bytes], *, patience_s: float = 30, **options
 
 
 def saying(**layout: str) -> KVGeometry:
-    """That of a lender whose blocks lie otherwise."""
+    """Return the geometry of a lender with another layout of blocks."""
     return replace(GEOMETRY, layout={**GEOMETRY.layout, **layout})
 
 

@@ -75,7 +75,7 @@ def test_a_claim_is_told_as_it_came(story: Story, claim: StoryClaim) -> None:
     index = story.claims.index(claim)
 
     def told(share: float) -> tuple[str, str, str]:
-        """What is said, and both reasons."""
+        """Return the sentence, and both reasons."""
         seen = Seen(side(), side(**{claim.figure: share * before}), TOKENS)
         text = story.tell(seen.a, seen.b, TOKENS)[index].text
         assert text.startswith(f"{claim.what}: {seen['a.' + claim.figure]} and {seen['b.' + claim.figure]}")

@@ -1,4 +1,4 @@
-"""What the page is told is what the scheduler's own account says, and deltas lead where the whole is."""
+"""The page's state equals the scheduler's account, and deltas lead to the same state as a whole one."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _of_one_of_three_tenants(event: Event) -> Event:
 
 
 class Page:
-    """What a browser makes of the frames (page/live_model.js does the same)."""
+    """State that a browser derives from the frames (as page/live_model.js does)."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -258,7 +258,7 @@ def test_a_tenant_sees_the_names_of_its_own_requests_alone() -> None:
 
 
 def test_a_tenant_hears_which_of_its_own_requests_are_gone() -> None:
-    """Nobody knows any more whose they were, when they leave the table."""
+    """Their tenant is no longer known once they leave the table."""
     tenants = {"mine": "a", "theirs": "b"}
     mask = Mask("a", tenants.get)
     followed = Followed()
@@ -291,7 +291,7 @@ def test_a_history_without_its_beginning_shows_what_it_knows() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_found_in_the_cache_is_what_timelines_say(seed: int) -> None:
-    """Of the first admission: what is found after a preemption is the request's own."""
+    """The first admission counts; blocks found after a preemption are the request's own."""
     events = random_load(seed)
     followed = Followed()
     followed.take(events)

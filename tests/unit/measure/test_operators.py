@@ -87,7 +87,7 @@ def test_a_wrong_result_is_told_and_not_timed(wrong_by: float, is_right: bool) -
 
 
 def test_a_backends_own_draw_is_what_is_measured(random_models: dict[str, Path]) -> None:
-    """One that draws a neighbour is found out, in the rows that go through it."""
+    """A draw from a neighbouring row is detected, in the rows that use it."""
     config = find_model(str(random_models["llama"])).config()
 
     def wrong_draw(logits: Tensor, *others: Tensor) -> Tensor:

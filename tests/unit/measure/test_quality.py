@@ -143,7 +143,7 @@ def test_a_configuration_has_the_types_of_the_configs() -> None:
 
 
 def test_every_setting_can_be_written_or_is_reserved() -> None:
-    """As its default is; None is what a setting has that is not given."""
+    """Each setting's default can be written; None means that it is not given."""
     config = EngineConfig()
     for part in (config.load, config.cache, config.scheduler):
         for name in part.__dataclass_fields__:

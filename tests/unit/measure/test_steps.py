@@ -1,4 +1,4 @@
-"""What is timed for the model of step times fits into any context, and says something about every part of it."""
+"""Steps that are timed for the model of step times fit into any context and determine each of its terms."""
 
 from __future__ import annotations
 

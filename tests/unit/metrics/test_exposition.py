@@ -1,4 +1,4 @@
-"""What scrapers, dashboards and gateways look for is there, under every name that was asked for."""
+"""Metrics that scrapers, dashboards and gateways read are present under every requested name."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class DispatchResult:
 
 
 class Counted:
-    """What a scraper reads after a log."""
+    """Metrics that a scraper reads after a log."""
 
     def __init__(self, log: PoolLog) -> None:
         collector = EngineCollector()

@@ -122,7 +122,7 @@ def test_tied_heads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Llama", "OPT", "Falcon"])
 def test_a_tied_head_may_be_stored_without_the_embedding(kind: str, tmp_path: Path) -> None:
-    """As transformers 5 reads it."""
+    """transformers 5 reads such checkpoints as well."""
     changes = {"Llama": {}, "OPT": {"pad_token_id": 0}, "Falcon": {}}[kind]
     theirs = naive_model.build(tmp_path, kind, tie_word_embeddings=True, num_key_value_heads=4, **changes)
     model = load(tmp_path)
@@ -187,7 +187,7 @@ def test_every_wrong_tensor_is_named_at_once(folder: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", ["layers.1.mlp.up_proj.weight", "layers.0.input_layernorm.weight", "norm.weight"])
 def test_a_number_that_is_none_is_found_in_its_tensor(folder: Path, name: str, value: float) -> None:
-    """Also where two of them could cancel out, and where the tensor is laid beside another."""
+    """Two of them that could cancel out are found, too, and one in a tensor that is stacked with another."""
     edit(folder, lambda tensors: tensors[f"model.{name}"].view(-1)[-2:].copy_(torch.tensor([-value, value])))
     with pytest.raises(CorruptCheckpoint, match=rf"NaN or infinity in model\.{name}\. Download"):
         load(folder)
@@ -224,7 +224,7 @@ def test_corrupt_header(folder: Path) -> None:
 
 
 def test_a_stray_file_replaces_no_weights(folder: Path) -> None:
-    """Beside model.safetensors or numbered files it is no part of the model; among others nobody could say."""
+    """Beside model.safetensors or numbered files it is ignored; among other names it is ambiguous."""
     stray = {"model.norm.weight": torch.zeros(4)}
     save_file(stray, folder / "zz.safetensors")
     assert "model.norm.weight" in Checkpoint(folder).shapes
@@ -346,7 +346,8 @@ def test_unknown_architecture() -> None:
 
 
 def test_parts_may_be_stored_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Phi-3 does: one tensor for q, k and v, one for gate and up. The table names them once, the maths stays."""
+    """Phi-3 stores one tensor for q, k and v, and one for gate and up. The table names them once; the maths is the
+    same."""
     before = logits(load(folder))
     together = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
 
@@ -392,7 +393,7 @@ def test_k_and_v_that_a_layer_takes_from_another_are_not_read(tmp_path: Path) ->
 def test_layers_that_only_predict_further_tokens_are_left_out(
     kind: str, config: dict[str, int], behind: str, tmp_path: Path
 ) -> None:
-    """Where config.json says that there are some; else they are refused by name."""
+    """This holds if config.json declares such layers; otherwise they are refused by name."""
     naive_model.build(tmp_path, kind, **config, num_nextn_predict_layers=1)
     expected = logits(load(tmp_path))
     weights, told = tmp_path / "model.safetensors", tmp_path / "config.json"

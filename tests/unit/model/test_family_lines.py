@@ -1,4 +1,4 @@
-"""What each family costs in lines, counted in the source, and the table of docs/adding-an-architecture.md."""
+"""Lines of code for each family, counted in the source, and the table of docs/adding-an-architecture.md."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def nemotron(config: Any, name: str, array: Floats) -> Floats:
 
 
 def neox(config: Any, name: str, array: Floats) -> Floats:
-    """Of each head q, k and v: to all of q, then of k, then of v."""
+    """Reorder q, k and v of each head: all of q, then k, then v."""
     if "query_key_value" not in name:
         return array
     heads = array.reshape(config.num_attention_heads, 3, -1, *array.shape[1:])
@@ -178,7 +178,7 @@ def gemma4(writer: GGUFWriter, config: Any) -> None:
 
 
 def experts(writer: GGUFWriter, config: Any) -> None:
-    """What is there of the keys that converters of sparse architectures write."""
+    """Return those keys that converters of sparse architectures write, as far as the config has them."""
     keys: dict[str, Callable[[Any], None]] = {
         "num_local_experts num_experts n_routed_experts moe_num_experts": writer.add_expert_count,
         "num_experts_per_tok moe_k": writer.add_expert_used_count,
@@ -436,7 +436,7 @@ def stacked_norms(tensors: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def in_file(case: Case, names: gguf.TensorNameMap, name: str, array: Floats) -> list[tuple[str, Floats]]:
-    """What the converter makes of a tensor."""
+    """Return a tensor as the converter writes it."""
     layer = f"blk.{name.split('.')[2]}" if name.count(".") > 2 else ""
     if name.endswith("experts.gate_up_proj") and case.kind != "Gemma4":  # apart in folders, too
         gates, ups = np.split(array, 2, axis=1)
@@ -492,7 +492,7 @@ def write(path: Path, case: Case, model: Any, changed: Mapping[str, Floats | Non
 
 
 def difference(path: Path, case: Case, theirs: Any, longest_request: int | None = None) -> float:
-    """How far log-probabilities are from transformers' at most."""
+    """Return the largest distance of log-probabilities from transformers'."""
     write(path, case, theirs)
     files = find_model(str(path))
     config = files.config()
@@ -517,7 +517,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "nemotron", "gpt_neox", "gemma4"])
 def test_numbers_are_those_that_are_read(name: str, tmp_path: Path) -> None:
-    """Those of a file of floats: `bench quality` measures from them."""
+    """A file of floats has the same numbers; `bench quality` measures from them."""
     case = CASES[name]
     write(tmp_path / "x.gguf", case, naive_model.build(tmp_path / "folder", case.kind, **case.changes))
     files = find_model(str(tmp_path / "x.gguf"))
@@ -606,7 +606,7 @@ def test_keys_that_change_what_is_computed_are_refused(
 
 @pytest.mark.parametrize("keys", [{}, {"attention.scale": 0.0}])
 def test_a_granite_without_a_scale_has_the_usual_one(keys: dict[str, Any], tmp_path: Path) -> None:
-    """As llama.cpp takes it."""
+    """llama.cpp reads such a file in the same way."""
     case = with_keys(Case("Granite", "granite", {"attention_multiplier": 0.25}, permuted), keys)
     theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
     assert theirs.config.hidden_size // theirs.config.num_attention_heads == 16
@@ -661,7 +661,7 @@ def test_a_glm_4_with_sections_of_positions_turns_halves(tmp_path: Path) -> None
 
 
 def test_sections_of_positions_change_nothing_in_a_glm_4_5v(tmp_path: Path) -> None:
-    """Its q and k lie in halves like those of GLM 4.5; positions of a text are the same in all sections."""
+    """Its q and k are in halves like those of GLM 4.5; positions of text are equal in all sections."""
     case = with_keys(CASES["glm4_moe"], {"rope.dimension_sections": [1, 1, 2, 0]})
     theirs = naive_model.build(tmp_path / "folder", case.kind, **case.changes)
     assert difference(tmp_path / "x.gguf", case, theirs) <= 1e-4

@@ -88,7 +88,7 @@ def dequantized_model(name: str, path: Path | None = None) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_the_dequantized_numbers(name: str) -> None:
-    """What the reference computes differs by the rounding of some scales to float16, which is 2^-11 of a weight."""
+    """The reference's results differ by the rounding of some scales to float16, which is 2^-11 of a weight."""
     expected = naive_model.logits(dequantized_model(name), PROMPT)
     found = logits_of(fixture(name), "reference")
     is_exact = name.split("-")[-1] in ("f32", "f16", "bf16", "q4_0", "q8_0")
@@ -375,7 +375,7 @@ def test_an_engine_from_a_file(greedy: Callable[..., tuple[int, ...]]) -> None:
 
 
 def test_another_tokenizer_may_be_named(greedy: Callable[..., tuple[int, ...]], tmp_path: Path) -> None:
-    """Also for a file whose own cannot be built."""
+    """This holds even if the file's own tokenizer cannot be built."""
     path = changed("qwen3-f32", tmp_path / "x.gguf", {"tokenizer.ggml.pre": "unheard-of"})
     with pytest.raises(UnsupportedModel, match=r"tokenizer.ggml.pre 'unheard-of'"):
         greedy(path)

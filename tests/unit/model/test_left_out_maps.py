@@ -28,7 +28,7 @@ def drop_packed(*ends: str) -> Callable[[dict[str, Tensor]], None]:
 
 @pytest.mark.parametrize("fixture", [AWQ, ACT_ORDER, PACKED])
 def test_floats_that_config_json_does_not_know_of_are_refused(fixture: str, copy: Callable[[str], Path]) -> None:
-    """One map of floats among quantized ones, and a folder of floats alone that is said to be quantized."""
+    """Cases: one map of floats among quantized ones, and a folder of floats that is declared quantized."""
     folder = copy(fixture)
     weights = oracle_weights(folder)
     parts = ("qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_shape")

@@ -1,4 +1,4 @@
-"""What words for a model name, and what is said of those that name none."""
+"""Words for a model, and the errors about words that name none."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_another_version_packs_anew(
 def test_verify_finds_a_change_that_nothing_else_tells(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the header, with the size and the time of before."""
+    """The changed byte is after the header; size and time are as before."""
     monkeypatch.setattr("twostroke.model.packed_cache._HEADER_BYTES", 64)
     tokens(model, folder)
     state = model.stat()

@@ -93,7 +93,7 @@ def found_logits(folder: Path, kernels: Kernels) -> Tensor:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Of the centred logits: a constant added to all of them changes no distribution."""
+    """Return the relative error of centred logits: a constant added to all of them does not change the distribution."""
     found, expected = (x - x.mean(-1, keepdim=True) for x in (found, expected))
     return float((found - expected).norm() / expected.norm())
 

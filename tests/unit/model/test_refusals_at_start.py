@@ -1,4 +1,4 @@
-"""What config.json, the tensors and the machine say is compared before anything large is read or made."""
+"""config.json, the tensors and the machine are compared before anything large is read or allocated."""
 
 from __future__ import annotations
 

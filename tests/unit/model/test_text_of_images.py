@@ -164,7 +164,7 @@ def test_published_experts_of_qwen3_vl_lie_the_other_way_round(case: str, tmp_pa
 
 @pytest.mark.parametrize("case", ["mistral3", "mistral3-of-ministral3", "qwen3-vl"])
 def test_the_whole_says_that_the_head_is_tied_where_none_is_stored(case: str, tmp_path: Path) -> None:
-    """And the text model says it where one is, as Ministral 3 8B's does."""
+    """If it is stored, the text model's config says so, as in Ministral 3 8B."""
     theirs = build(tmp_path, *CASES[case], is_tied=True)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())

@@ -21,7 +21,7 @@ _LOGITS: dict[str, Any] = json.loads((_FOLDER / "logits.json").read_text())
 
 
 def _next_token_logits(config: dict[str, Any], weights: dict[str, NDArray[np.float32]]) -> torch.Tensor:
-    """Of transformers' model, after the recorded prompt. [vocab_size]"""
+    """Return the logits of transformers' model after the recorded prompt. [vocab_size]"""
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
     state = {name: torch.from_numpy(weight.copy()) for name, weight in weights.items()}
     if config["tie_word_embeddings"]:
@@ -34,7 +34,7 @@ def _next_token_logits(config: dict[str, Any], weights: dict[str, NDArray[np.flo
 
 @pytest.mark.parametrize("name", models.MODELS)
 def test_the_float_model_gives_the_logits_of_llama_cpp(name: str) -> None:
-    """Also the rotation of q and k: in a wrong order of rows the logits are others altogether."""
+    """This includes the rotation of q and k: another order of rows gives completely different logits."""
     recorded = torch.tensor(_LOGITS["logits"][f"{name}-f32"])
     found = _next_token_logits(*models.float_model(name))
     torch.testing.assert_close(found, recorded, atol=2e-4, rtol=0)
@@ -57,7 +57,7 @@ def test_half_precision_files_hold_rounded_weights(name: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.gguf")), ids=lambda path: path.stem)
 def test_files_hold_the_weights_that_gguf_dequantizes(path: Path) -> None:
-    """As far as llama.cpp's rounding of activations lets its logits tell: a wrong order or scale is 10 times as far."""
+    """The comparison is limited by llama.cpp's rounding of activations: a wrong order or scale is 10 times as far."""
     config, float_weights = models.float_model(path.stem.rsplit("-", 1)[0])
     found = _next_token_logits(config, _dequantized(path, config, float_weights))
     recorded = torch.tensor(_LOGITS["logits"][path.stem])

@@ -253,7 +253,7 @@ def test_thrash_is_named() -> None:
 
 
 def hot_prefix() -> Workload:
-    """One prefix that many ask for, and in between prompts that nobody asks for again."""
+    """Many requests have one prefix; in between are prompts that occur once."""
     hot, cold = of_lengths([(512, 2)], seed=1).requests[0], of_lengths([(900, 2)] * 12, seed=2).requests
     requests = [request for one in cold for request in (hot, one)]
     workload = Workload(tuple(requests), {})

@@ -53,7 +53,7 @@ def test_measured_steps_predict_beside_the_floor() -> None:
 
 
 def test_50_ms_a_token_are_20_tokens_a_second() -> None:
-    """As the plan says it: beside each other, for one request and for many."""
+    """The plan prints both for one request and for many."""
     streamed = ON_H100.tpot(1, 1000).tpot_floor_s * H100.bytes_per_s
     slow = Predictor(LLAMA_3_8B, MachineLimits(1e18, streamed / 0.05)).tpot(1, 1000)
     assert (slow.tpot_floor_s, slow.tokens_per_s_ceiling) == (pytest.approx(0.05), pytest.approx(20.0))

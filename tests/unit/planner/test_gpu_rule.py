@@ -160,7 +160,7 @@ def test_what_is_said_to_fit_does_and_all_that_does_is_said(published: Path, dev
 
 
 def refusal(prepared: Prepared, memory_bytes: int) -> str:
-    """Why it does not fit; empty where it does."""
+    """Return why it does not fit; empty if it does."""
     try:
         plan_memory(prepared, memory_bytes)
     except DoesNotFit as error:

@@ -121,7 +121,7 @@ def test_exact_for_every_gguf_file(name: str, kernels: str) -> None:
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "f32", "int8", "int4"])
 @pytest.mark.parametrize("block_size", [1, 16, 128])
 def test_exact_for_every_kv_format(random_models: dict[str, Path], kv_cache_dtype: str, block_size: int) -> None:
-    """Of Qwen2 some layers have a window."""
+    """Some layers of Qwen2 have a window."""
     check_exact(model=str(random_models["qwen2"]), kv_cache_dtype=kv_cache_dtype, block_size=block_size)
 
 
@@ -171,7 +171,7 @@ def test_ranks_share_the_memory_and_the_rows(random_models: dict[str, Path]) -> 
 def test_ranks_that_have_the_same_kv_head_count_it_each(
     random_models: dict[str, Path], family: str, num_ranks: int
 ) -> None:
-    """Also what is allocated: one head for each rank."""
+    """The allocated bytes agree: one head for each rank."""
     if not native.is_built():
         pytest.skip("ranks need the native kernels")
     config = EngineConfig.from_keywords(model=str(random_models[family]), tensor_parallel_size=num_ranks)
@@ -314,7 +314,7 @@ def is_packed(tensor: Tensor) -> bool:
 
 
 class OneOfSeveral(Alone):
-    """Of a rank that is never asked to gather."""
+    """Communicator of a rank that is never asked to gather."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -338,7 +338,7 @@ class Recording(WrappedSource):
 def test_exact_where_ranks_have_whole_experts(
     random_models: dict[str, Path], family: str, num_ranks: int, quantization: Quantization | None
 ) -> None:
-    """And each rank reads its own alone."""
+    """Each rank reads only its own experts."""
     if not native.is_built():
         pytest.skip("ranks need the native kernels")
     given = {"model": str(random_models[family]), "quantization": quantization, "tensor_parallel_size": num_ranks}

@@ -101,7 +101,7 @@ def test_a_plan_says_what_windows_give_back(random_models: dict[str, Path]) -> N
 
 
 def test_a_plan_warns_of_kv_in_int4() -> None:
-    """It warns if int4 is asked for, and if it is one of the changes; docs and help have the same figure."""
+    """The plan warns if int4 is requested, and if it is one of the what-ifs; docs and help have the same figure."""
     assert f"note: {kv_format_warning('int4')}" in text_of(plan_of("embedded", kv_cache_dtype="int4"))
     beside = text_of(plan_of("embedded"))
     assert f"note: {kv_format_warning('int4')}" not in beside

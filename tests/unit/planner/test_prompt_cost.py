@@ -1,4 +1,4 @@
-"""One prompt: its tokens as the engine counts them, its KV, its times and its price."""
+"""Cost of a prompt: its tokens as the engine counts them, its KV, its times and its price."""
 
 from __future__ import annotations
 

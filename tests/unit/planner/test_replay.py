@@ -62,7 +62,7 @@ def test_a_back_test_off_by_more_than_a_quarter_refuses_what_ifs(factor: float, 
 
 
 def test_what_ifs_of_a_figure_that_the_back_test_misses_are_withheld() -> None:
-    """Its other figures are within the limit, so the others are told."""
+    """Other figures are within the limit, so they are shown."""
     stalled = [replace(event, time_s=event.time_s + 0.2) if event.time_s > 1.0 else event for event in log_of()]
     found = replay_log(stalled, [MORE_SLOTS], STEP_TIMES)
     off_by = replayed_json(found)["back_test"]["error"]

@@ -214,7 +214,7 @@ def test_a_model_too_large_for_one_gpu_is_searched_with_more_ranks(large: str) -
 
 
 def test_what_would_fit_is_looked_for_once(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a second, and there are dozens of candidates."""
+    """Finding it takes a second, and there are dozens of candidates."""
     looked_for, what_would_fit = 0, memory.what_would_fit
 
     def counted(*arguments: Any) -> str:

@@ -48,7 +48,7 @@ def request_of(params: SamplingParams) -> naive.NaiveRequest:
 def draws(
     params: SamplingParams, sampler: Sampler | None = None, sample_index: int = 0, num_more_prompt: int = 0
 ) -> np.ndarray:
-    """One token for each seed, all rows of one batch. int64 [NUM_SEEDS]."""
+    """Draw one token for each seed, all in rows of one batch. int64 [NUM_SEEDS]."""
     request = request_of(params)
     rules = SamplingRules.compile(params, VOCAB_SIZE, request.eos, request.bad_words)
     prompt = PROMPT + PROMPT[:1] * num_more_prompt

@@ -80,7 +80,7 @@ def test_filtered_tokens_are_those_of_the_tensor_code(level: str, vocab_size: in
 
 
 def test_filters_are_decided_by_the_kernel_and_not_behind_it() -> None:
-    """What is too close goes to the sampler's tensor code; that is to be rare."""
+    """Rows that are too close to decide go to the sampler's tensor code; that has to be rare."""
     vocab_size = 4096
     sampler = Sampler(vocab_size, filtered_argmax=native.operators().filtered_argmax)
     states = [state_of(naive.NaiveRequest(params, seed=i), vocab_size) for i, params in enumerate(FILTERS)]

@@ -70,7 +70,7 @@ def test_top_p_counts_what_top_k_leaves_ties_included() -> None:
 
 
 def test_a_row_without_top_p_is_not_cut_because_its_neighbour_has_one() -> None:
-    """Its tail weighs nothing beside 1, so the sum before it has reached the whole already."""
+    """Its tail is negligible beside 1, so the sum before it has already reached the total."""
     logits = torch.tensor([[0.0, -50.0, -60.0], [0.0, 0.0, 0.0]])
     apply_filters(logits, [SamplingParams(top_k=2), SamplingParams(top_p=0.5)])
     assert (logits > -INF).tolist() == [[True, True, False], [True, True, False]]

@@ -89,7 +89,7 @@ def test_interactive_requests_are_as_fast_as_alone_and_background_work_takes_the
 def test_no_step_of_others_is_longer_than_by_the_share(
     arrivals: list[tuple[float, int, int]], num_background: int, slowdown: float
 ) -> None:
-    """And all of it is done in the end."""
+    """All of the background work is done at the end."""
     requests = [
         SimulatedRequest(make_arrival(f"i{i}", prompt, out, arrival_time_s=at), out)
         for i, (at, prompt, out) in enumerate(arrivals)
@@ -117,7 +117,7 @@ def test_no_step_of_others_is_longer_than_by_the_share(
 
 
 def commit_all(scheduler: Scheduler, now_s: float) -> list[str]:
-    """One step; whoever ran in it."""
+    """Commit one step, with whatever requests it had."""
     batch = scheduler.schedule(now_s)
     scheduler.update(batch.step, [Commit(r.request_id, int(r.samples_token)) for r in batch.requests])
     return [r.request_id for r in batch.requests]

@@ -12,7 +12,7 @@ from twostroke.config.scheduler import SchedulerConfig
 
 
 def hostage_steps(batching: str) -> FakeEngine:
-    """One request of 2,000 tokens beside nine of 20, and as many more of these as come to be served; ten slots."""
+    """Return the steps of a request of 2,000 tokens, nine of 20, and all further short ones served; ten slots."""
     engine = FakeEngine(
         make_layout(block_size=16),
         1000,

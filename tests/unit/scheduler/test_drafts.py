@@ -247,7 +247,7 @@ def test_where_drafts_do_not_pay_the_figures_are_those_of_drafts() -> None:
 
 
 def test_drafts_that_promise_to_pay_and_do_not_are_stopped() -> None:
-    """Whoever drafts has to read a new request first, which takes 20 steps; requests live for six."""
+    """The drafter first has to read a new request, which takes 20 steps; requests last for six."""
     gate = MeasuredDrafts(1)
     seconds = num_tokens = 0.0
     reasons: set[DraftReason] = set()

@@ -54,7 +54,7 @@ def test_who_cannot_keep_the_ttft_limit_is_overtaken_within_a_bound(
 
 
 def test_a_prompt_whose_kv_was_fetched_gives_way_to_nobody() -> None:
-    """It was prefilled elsewhere, and has nothing to compute here."""
+    """The prompt was prefilled elsewhere, and has nothing to compute here."""
     key = make_policy(SchedulerConfig(ttft_slo=0.3), lambda num_tokens: num_tokens * 1e-3)
     assert key(make_arrival(num_prompt_tokens=20_000, arrival_time_s=1.0, import_id=7), 0) == (1.0, 0)
 

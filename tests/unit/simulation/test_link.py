@@ -18,7 +18,7 @@ def transfer(*given: tuple[float, int], giver: str = "p", taker: str = "d") -> T
 
 
 def ends(link: Link) -> dict[Transfer, float]:
-    """When each transfer that has begun is done."""
+    """Return the end time of each transfer that has begun."""
     found: dict[Transfer, float] = {}
     now_s = 0.0
     while True:

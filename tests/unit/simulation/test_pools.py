@@ -55,7 +55,7 @@ def started(
 
 
 def request(name: str, num_prompt: int, num_outputs: int, at_s: float = 0.0, shared: int = 0) -> SimulatedRequest:
-    """Its first `shared` blocks are those of everybody."""
+    """Return a request whose first `shared` blocks are the same for all."""
     own = num_prompt // BLOCK - shared
     names = [b"%d" % i for i in range(shared)] + [b"%s %d" % (name.encode(), i) for i in range(own)]
     arrival = Arrival(name, at_s, num_prompt, num_outputs, block_hashes=tuple(names))

@@ -93,7 +93,7 @@ class SecondBySecond(FakePools):
                     is_busy = True
 
     def run(self, asked: Sequence[Asked]) -> dict[str, list[int]]:
-        """When each of them has its tokens."""
+        """Return the times of each request's tokens."""
         times: dict[str, list[int]] = {one.name: [] for one in asked}
         by_themselves = {one.name for one in asked if one.gone_s is None}
         last_s = max((one.gone_s for one in asked if one.gone_s is not None), default=0)
@@ -115,7 +115,7 @@ class SecondBySecond(FakePools):
         return times
 
     def _say(self, asked: Sequence[Asked]) -> None:
-        """Those come whose time it is, and others go."""
+        """Send the requests that are due, and abort others."""
         for one in asked:
             if one.at_s == self.now_s:
                 self.tokens[one.name] = []

@@ -45,7 +45,7 @@ def recorded(workload: Workload, log: Path, scheduler: SchedulerConfig, cache: C
 
 
 def served(run: Run) -> list[tuple[object, ...]]:
-    """What was seen of each request, in an order that does not depend on who kept it."""
+    """Return what was observed of each request, in an order that does not depend on which engine held it."""
     return sorted(
         (r.times.arrival_s, r.times.token_times_s, r.times.scheduled_s, r.num_cached_tokens, r.times.num_preemptions)
         for r in run.requests

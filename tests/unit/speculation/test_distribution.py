@@ -41,7 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @cache
 def likely_tokens() -> tuple[int, ...]:
-    """Those the model finds most likely behind the prompt: others would hardly ever be drawn."""
+    """Return the tokens that the model finds most likely after the prompt; others would hardly ever be drawn."""
     with engine() as llm:
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=NUM_TOKENS)
         entry = llm.generate([{"prompt_token_ids": list(PROMPT)}], params)[0].outputs[0].logprobs
@@ -89,7 +89,7 @@ def joint(option: str) -> np.ndarray:
 
 @cache
 def drawn(method: str, option: str) -> np.ndarray:
-    """How often each pair came, over all seeds."""
+    """Return how often each pair occurred, over all seeds."""
     tokens = likely_tokens()
     place = {token: i for i, token in enumerate(tokens)}
     speculation = {"method": method, "num_speculative_tokens": 2, **METHODS[method]}
@@ -130,7 +130,7 @@ def test_pairs_of_tokens_have_the_targets_distribution(method: str, option: str)
 
 
 def test_a_planted_bias_is_found() -> None:
-    """One pair in seventy is another (of 20,000): had drafts been accepted a little too readily, it would show."""
+    """One pair in seventy (of 20,000) is replaced: a slightly wrong acceptance rule would show as well."""
     probs = joint("hot")
     counts = drawn("draft_model", "hot").copy()
     moved = int(2 * NUM_SEEDS**0.5)

@@ -45,7 +45,7 @@ def recorder_of(propose: Any, rounds: list[Round]) -> Any:
 
 
 def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch, repeats: int = 1) -> list[Round]:
-    """What the engine guesses on its way through a text, in chunks and in company; the last time, of several."""
+    """Return the drafts of the engine for a text, in chunks and in a batch; the last time, of several."""
     rounds: list[Round] = []
     monkeypatch.setattr(kind, "propose", recorder_of(kind.propose, rounds))
     speculation = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
@@ -120,7 +120,7 @@ def eagle_guesses(token_ids: list[int], start: int = 0) -> tuple[int, ...]:
 
 
 def test_eagle_goes_on_from_where_features_are_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read long ago and kept by nobody is as if it were not there, from the beginning of a block on."""
+    """Features that were dropped count as absent, from the start of a block on."""
     monkeypatch.setattr(FeatureHistory, "__init__", _short_memory(FeatureHistory.__init__, num_tokens=20))
     rounds = [a_round for a_round in drafted("eagle", EagleProposer, monkeypatch) if len(a_round[0]) > 40]
     assert len(rounds) > 3
@@ -258,7 +258,7 @@ def test_a_model_without_companions_says_so(random_models: dict[str, Path]) -> N
 
 
 def test_a_model_too_shallow_for_eagle_says_so(random_models: dict[str, Path]) -> None:
-    """Its features come from three different layers."""
+    """EAGLE's features come from three different layers."""
     with pytest.raises((InvalidParameter, CorruptCheckpoint)):
         LLM(
             str(random_models["llama"]),
@@ -268,7 +268,7 @@ def test_a_model_too_shallow_for_eagle_says_so(random_models: dict[str, Path]) -
 
 
 def test_heads_published_as_a_pickle(tmp_path: Path) -> None:
-    """As FasterDecoding's are; a pickle that wants to run something is refused."""
+    """FasterDecoding publishes its heads so; a pickle that wants to run code is refused."""
     weights = load_file(EMBEDDED / "medusa" / "medusa_lm_head.safetensors")
     (tmp_path / "config.json").write_text((EMBEDDED / "medusa" / "config.json").read_text())
     torch.save(weights, tmp_path / "medusa_lm_head.pt")

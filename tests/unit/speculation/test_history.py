@@ -50,14 +50,14 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(row=ROWS, begin=st.integers(0, 40))
     def begins_anew(self, row: int, begin: int) -> None:
-        """Behind a prefix that was found in the cache."""
+        """Begin after a prefix that was found in the cache."""
         self.history.forget(row)
         self.next_position[row] = begin
         self.seen.pop(row, None)
 
     @rule(rows=st.lists(ROWS, unique=True), shorter=st.integers(0, 3))
     def is_asked(self, rows: list[int], shorter: int) -> None:
-        """What lies within the spans comes back, of several rows in any order."""
+        """Check that features within the spans are returned, for several rows in any order."""
         spans = {row: self.history.span(row) for row in rows}
         wanted = [(row, range(min(s.start + shorter, s.stop), s.stop)) for row, s in spans.items() if s]
         if any(positions for _, positions in wanted):

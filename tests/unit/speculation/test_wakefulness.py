@@ -1,4 +1,4 @@
-"""Who is not asked for long watches prompts only, and goes on as well as it can when it is asked again."""
+"""A drafter that is not asked for long reads only prompts, and continues as well as possible when asked again."""
 
 from __future__ import annotations
 

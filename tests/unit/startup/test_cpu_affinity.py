@@ -72,7 +72,7 @@ def test_a_system_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def places() -> list[list[int]]:
-    """Where each thread of this process may run."""
+    """Return the processors on which each thread of this process may run."""
     return sorted(sorted(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task"))
 
 

@@ -1,4 +1,4 @@
-"""What is said where there is no GPU, or one that cannot be used: the facts are those of real machines."""
+"""Errors without a usable GPU; the facts are from real machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine says at its start of limits that it cannot keep."""
+"""Warnings of an engine at its start about limits that it cannot keep."""
 
 from __future__ import annotations
 

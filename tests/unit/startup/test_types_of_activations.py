@@ -1,4 +1,4 @@
-"""Which type a model computes in, and which its K and V have, where nobody says."""
+"""Default types of the computation, and of K and V."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twostroke.startup.preparation import prepare
 
 
 def types(model: Path, **given: Any) -> tuple[torch.dtype, str, torch.dtype]:
-    """Those of activations, of K and V, and of attention's products."""
+    """Return the types of activations, of K and V, and of attention's products."""
     prepared = prepare(EngineConfig.from_keywords(model=str(model), threads=1, **given))
     return prepared.dtype, prepared.kv_format, prepared.attention_dtype
 
@@ -52,7 +52,7 @@ def test_a_file_of_floats_keeps_its_type(name: str) -> None:
 
 
 def test_a_file_with_floats_among_codes_is_computed_in_bfloat16(tmp_path: Path) -> None:
-    """Its floats would take twice the memory."""
+    """In float32 its floats would take twice the memory."""
     floats = np.zeros((64, 64), np.float16)
     path = changed("llama-q4_0", tmp_path / "mixed.gguf", tensors={"blk.0.attn_q.weight": floats})
     assert types(path) == (torch.bfloat16, "bf16", torch.bfloat16)

@@ -78,7 +78,7 @@ PARTS_ONLY = (
 
 @pytest.mark.parametrize("role", CHATS)
 def test_a_text_becomes_a_part_where_a_template_knows_parts_only(role: str) -> None:
-    """As templates of models that read images do: of a text they write nothing at all."""
+    """Templates of models that read images are like this: they write nothing of a plain string."""
     assert "see this" in rendered(PARTS_ONLY, saying(role, "see this"))
     assert "see that" in rendered(PARTS_ONLY, saying(role, parts("see ", "that")))
 

@@ -74,7 +74,7 @@ def test_sentencepiece_joins_the_best_neighbours_first(tokenizers: dict[str, Tok
 
 @pytest.mark.parametrize("run", ["aaaaaaa", "aaaaaaaaaaab", "baaaab", "aabaaabaaaab"])
 def test_runs_of_one_character_are_joined_from_the_left(run: str, tmp_path: Path) -> None:
-    """Where several ways lead to one token, with pieces of 2, 3 and 5 that overlap in every way."""
+    """Several ways may lead to one token, with pieces of 2, 3 and 5 that overlap in every way."""
     check_joins(run, {"aa": 5.0, "aaa": 4.0, "aaaaa": 3.0, "ab": 6.0, "ba": 5.5}, tmp_path)
 
 
@@ -195,7 +195,7 @@ def test_no_rule_loses_a_character(name: str) -> None:
 
 
 def test_phi_3_swallows_white_space_behind_special_tokens(tmp_path: Path) -> None:
-    """As llama.cpp does by the model's name, for all but three of them."""
+    """llama.cpp does so by the model's name, for all but three of them."""
     for name in ("Phi-3 mini", "Other"):
         path = changed("llama-f32", tmp_path / "x.gguf", {"general.name": name})
         tokenizer = tokenizer_from_gguf(metadata_of(path))
@@ -268,7 +268,7 @@ def test_generation_ends_where_llama_cpp_ends_it(tmp_path: Path) -> None:
     ],
 )
 def test_ends_are_those_of_llama_cpp(texts: list[str], ends: list[str] | None, tmp_path: Path) -> None:
-    """As its library said of vocabularies with these texts."""
+    """llama.cpp's library gave these results for vocabularies with these texts."""
     tokens = [f"token {i}" for i in range(20)] + texts
     values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 5}
     metadata = metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", values))
@@ -321,7 +321,7 @@ def test_a_file_that_names_no_way_to_cut_words_is_told(
 
 
 def test_glm_4_takes_whole_words(tmp_path: Path) -> None:
-    """As llama.cpp does: a word that is a token needs no merges."""
+    """llama.cpp does so: a word that is a token needs no merges."""
     tokens = VOCABULARIES["qwen3"].tokens
     found = tokenizer_from_gguf(metadata_of(changed("qwen3-f32", tmp_path / "x.gguf", {"tokenizer.ggml.pre": "glm4"})))
     whole = "\u0120" + "".join(byte_alphabet()[byte] for byte in "\u00e9".encode())

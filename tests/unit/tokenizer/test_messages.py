@@ -82,7 +82,7 @@ def rendered(source: str, messages: Any, **switches: Any) -> str:
 @pytest.mark.parametrize("source", WRITES_JSON)
 @pytest.mark.parametrize("written", WRITTEN_BY_MODELS)
 def test_a_call_that_is_sent_back_has_the_models_own_bytes(source: str, written: str) -> None:
-    """So the prompt of the next turn begins with the prompt and the answer of this one, and the cache finds both."""
+    """The next turn's prompt then begins with this prompt and answer, and the cache finds both."""
     text = WRITTEN_BY_MODELS[written]
     prompt = rendered(WRITES_JSON[source], [{"role": "user", "content": "go"}])
     answer = f'<call>{{"name": "f", "arguments": {text}}}</call><|end|>'
@@ -145,7 +145,7 @@ def test_a_tool_may_return_nothing() -> None:
 
 
 def test_a_call_may_be_its_function() -> None:
-    """As templates of many models take it, beside OpenAI's form."""
+    """Templates of many models take this form, beside OpenAI's."""
     source = "{% for call in messages[0].tool_calls %}{{ call.name }} {{ call.arguments | tojson }}{% endfor %}"
     messages = [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"a":1}'}]}]
     assert rendered(source, messages) == 'f {"a":1}'

@@ -170,7 +170,7 @@ def test_hostile_expressions_end(place: int) -> None:
 
 
 def peak_kib() -> int:
-    """Of this process."""
+    """Return the peak memory of this process."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
 
@@ -232,7 +232,7 @@ def test_a_process_that_was_ended_from_outside_costs_nobody_an_answer() -> None:
 
 
 def test_a_process_that_is_stopped_costs_nobody_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it waited or worked; without waiting for the time that a busy machine has."""
+    """This holds whether it waited or worked, and does not take the time that a busy machine is allowed."""
     monkeypatch.setattr(template_process, "WALL_S", 1e6)
     template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
     assert template.render(CHAT) == "Hi"
@@ -357,7 +357,7 @@ def is_alive(pid: str) -> bool:
 
 
 def test_no_module_is_taken_from_the_folder_that_the_user_stands_in(tmp_path: Path) -> None:
-    """Which may be a model's: no code of a model is ever run."""
+    """The folder may be a model's, and no code of a model is ever run."""
     for module in ("jinja2", "msgspec", "json", "twostroke"):
         (tmp_path / f"{module}.py").write_text("open('taken', 'w').close()\nraise SystemExit(3)\n")
     program = "from twostroke.tokenizer.template_process import TemplateSource\nprint(TemplateSource('a').render({}))"
@@ -438,7 +438,7 @@ connection.recv(2**20)
 
 
 def test_an_answer_that_is_far_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does a process that was taken over."""
+    """A process that was taken over may send such an answer."""
 
     def boasting(module: str, descriptor: str) -> tuple[str, ...]:
         return (sys.executable, "-c", BOASTING, descriptor)

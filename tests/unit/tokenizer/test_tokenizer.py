@@ -61,7 +61,7 @@ def test_long_texts_equal_the_reference() -> None:
 
 
 def others_run_while(work: Callable[[], object]) -> int:
-    """How often another thread had a turn meanwhile, at the shortest interval that the interpreter has."""
+    """Return how often another thread ran meanwhile, at the interpreter's shortest switch interval."""
     worker = threading.Thread(target=work)
     worker.start()
     turns = 0

@@ -61,7 +61,7 @@ def test_nobody_listens() -> None:
 
 
 def received(way: Way) -> tuple[bytes, str]:
-    """What a server gets from such a client, and how the connection ends, when it has answered with two events."""
+    """Return the bytes that a server gets from such a client, and how the connection ends after two events."""
 
     async def run() -> tuple[bytes, str]:
         heard: asyncio.Future[tuple[bytes, str]] = asyncio.get_running_loop().create_future()

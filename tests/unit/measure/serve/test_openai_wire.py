@@ -1,4 +1,4 @@
-"""What the events of a stream say: tokens by three ways of counting, and every way for an answer to be none."""
+"""Events of a stream: three ways to count tokens, and all kinds of failed answers."""
 
 from __future__ import annotations
 
