@@ -60,6 +60,6 @@ def drawn(page: Page, selector: str) -> str:
 
 
 def take_picture(page: Page, folder: Path | None, name: str) -> None:
-    """For the documentation, where somebody wants one."""
+    """Take a picture for the documentation, if pictures are to be taken."""
     if folder is not None:
         page.screenshot(path=folder / f"{name}.png", full_page=True, animations="disabled")

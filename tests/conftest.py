@@ -121,7 +121,7 @@ def need_nixl(pytestconfig: pytest.Config) -> Callable[[], None]:
 def real_model(pytestconfig: pytest.Config) -> Callable[[str], Path]:
     """Fetches a trained model by its short name; without it the test is skipped, or fails with --require-all.
 
-    Terms are accepted by whoever runs the tests (`twostroke models NAME --accept-terms`); CI has accepted them.
+    Terms are accepted by the person who runs the tests (`twostroke models NAME --accept-terms`); CI has accepted them.
     """
     is_required = pytestconfig.getoption("require_all")
 

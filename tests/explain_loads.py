@@ -27,7 +27,7 @@ NUM_REQUESTS = 25
 
 
 def random_load(seed: int) -> list[Event]:
-    """Random settings, arrivals, priorities, aborts and step times; ends when everybody has ended."""
+    """Random settings, arrivals, priorities, aborts and step times; ends when all requests have ended."""
     return list(_run(seed))
 
 
@@ -93,7 +93,7 @@ def _cache_config(layout: KVLayout, dice: random.Random) -> CacheConfig:
 
 
 def step(engine: FakeEngine, dice: random.Random) -> None:
-    """A step that begins and takes a moment that nobody could guess."""
+    """Run a step of unpredictable start and duration."""
     engine.now_s += dice.random() / 8
     engine.step()
     engine.now_s += dice.random()

@@ -123,7 +123,7 @@ def make_arrival(request_id: str = "a", num_prompt_tokens: int = 4, max_tokens: 
 
 
 def one_token_each(batch: ScheduledBatch, *, finish: Sequence[str] = ()) -> list[Commit]:
-    """Commits in which everybody who samples gets one token, and some end with it."""
+    """Return commits in which every sampling request gets one token, and some end with it."""
     return [
         Commit(
             r.request_id, int(r.samples_token), finish_reason=FinishReason.LENGTH if r.request_id in finish else None

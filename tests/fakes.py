@@ -169,7 +169,7 @@ class FakeExecutor:
             for position in range(first, min(scheduled.token_range.stop, len(generation.token_ids) - 1)):
                 found = self.memory.get(self._slot(scheduled.request_id, group_id, position))
                 assert found == (group_id, generation.content(position)), (
-                    f"{scheduled.request_id} finds somebody else's K and V at {position} in group {group_id}"
+                    f"{scheduled.request_id} finds another request's K and V at {position} in group {group_id}"
                 )
 
     def _sample(self, scheduled: ScheduledRequest) -> list[int]:
@@ -363,7 +363,7 @@ class FakeEngine:
 
     def _update(self) -> None:
         batch, results, ran = self.in_flight.popleft()
-        # what was made of somebody who started over meanwhile is nobody's
+        # results of a request that started over meanwhile are dropped
         mine = [s for s in batch.requests if self.live.get(s.request_id, ran[s.request_id]) is ran[s.request_id]]
         commits = tuple(self._commit(s, results[s.request_id]) for s in mine)
         self.log.append(StepCommitted(self.now_s, "fake", batch.step, commits))

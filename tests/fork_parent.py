@@ -76,14 +76,14 @@ def _fork_kept(message: int, report: int, *given: int) -> Callable[[], None]:
         os.closerange(report + 1, os.sysconf("SC_OPEN_MAX"))
         os.write(report, f"{child}\n".encode())
         _, status = os.waitpid(child, 0)
-        with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        with contextlib.suppress(BrokenPipeError):  # the reader has gone
             os.write(report, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
     with open(message) as file:
         asked: dict[str, Any] = json.load(file)
     _take_descriptors(given)
     os.chdir(asked["cwd"])
-    os.environ.clear()  # noqa: TID251 (a new process has the environment of whoever started it)
+    os.environ.clear()  # noqa: TID251 (a new process inherits the environment of its parent)
     os.environ.update(asked["environment"])  # noqa: TID251
     signal.signal(signal.SIGINT, INTERRUPT)
     arguments: list[str] = asked["arguments"]

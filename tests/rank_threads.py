@@ -43,7 +43,7 @@ class RankThread:
         return code
 
     def kill(self) -> None:
-        pass  # nobody can end a thread; the test that waits for it fails
+        pass  # a thread cannot be killed; the test that waits for it fails
 
 
 def ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:

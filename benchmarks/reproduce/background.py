@@ -68,7 +68,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         Claim.reported("median ITL, beside / alone", middle["itl_p50_s ratio"], guess["itl_p50_s ratio"]),
         Claim.reported("idle, of the time, alone", middle["idle"], guess["idle"]),
         Claim.reported("background tokens/s", middle["tok_s"], guess["tok_s"]),
-        Claim.reported("tokens/s of the same with nobody else", middle["most_tok_s"], guess["most_tok_s"]),
+        Claim.reported("tokens/s of the same without other requests", middle["most_tok_s"], guess["most_tok_s"]),
         *(
             Claim.reported(f"{key.removesuffix('_s')} ms, alone", middle[key] * 1e3, guess[key] * 1e3)
             for key in _LATENCIES

@@ -22,7 +22,7 @@ from benchmarks.serving.local_server import LocalServer
 from server_process import ServerProcess
 
 LONG = 3500
-"""Tokens: nobody waits for that many."""
+"""More tokens than any test waits for."""
 USER: list[Any] = [{"role": "user", "content": "sort a list of numbers"}]
 MESSAGE: dict[str, Any] = {"model": "embedded", "messages": USER, "max_tokens": LONG, "stream": True}
 RESPONSE: dict[str, Any] = {"model": "embedded", "input": USER, "max_output_tokens": LONG, "stream": True}

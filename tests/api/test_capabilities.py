@@ -96,7 +96,7 @@ def test_the_servers_limit_on_answers_is_told_and_holds_where_a_request_sets_non
 
     assert num_tokens() == 12
     assert num_tokens(**{limit: None}) == 12
-    assert num_tokens(**{limit: 20}) == 20, "whoever sets a limit has that one"
+    assert num_tokens(**{limit: 20}) == 20, "a request's own limit takes precedence"
     assert num_tokens(**{limit: 3}) == 3
     if path == "/v1/chat/completions":
         assert num_tokens(min_tokens=15) == 15, "a default refuses nothing"

@@ -155,7 +155,7 @@ def test_a_stored_password_changes_nothing_for_pages_from_elsewhere(
     guarded: ServerProcess, method: str, path: str, secret: str
 ) -> None:
     def status(**headers: str) -> int:
-        # an empty list is nobody's request: whoever is let in is told so
+        # an empty list is not a request: a caller that is let in gets an error about that
         return guarded.http.request(method, path, json=[], headers=headers).status_code
 
     assert status(authorization=password(secret), origin=ELSEWHERE) == 403

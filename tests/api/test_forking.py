@@ -77,7 +77,7 @@ def test_a_child_is_told_apart_by_how_it_ends() -> None:
             os.kill(children[2].pid, signal.SIGSTOP)
             children[2].kill()
             assert await children[2].ending() == "was ended by signal 9"
-            children[2].kill()  # nobody is hit
+            children[2].kill()  # no other process is killed
             for child in children:
                 child.forget()
                 assert not child.folder.exists()
@@ -86,7 +86,7 @@ def test_a_child_is_told_apart_by_how_it_ends() -> None:
 
 
 def test_a_child_has_nothing_of_the_server_or_of_its_siblings() -> None:
-    """An end of a pipe that stays open somewhere would keep somebody alive who should end."""
+    """If an end of a pipe stayed open in another process, a process that should end would live on."""
 
     async def scenario() -> None:
         async with fork_server() as server:

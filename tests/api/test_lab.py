@@ -256,7 +256,7 @@ def test_a_form_says_what_is_wrong_and_an_outage_ends(
         page.context.set_offline(False)
         expect(trouble).to_be_hidden()
         expect(page.locator("#experiment")).to_contain_text("Stopped.")
-        lab.post("/lab/experiment", LONG)  # from elsewhere: it is seen, and can be stopped, by whoever comes back
+        lab.post("/lab/experiment", LONG)  # by another client; the page shows it, and can stop it
         page.get_by_role("link", name="Live").click()
         page.get_by_role("link", name="Lab").click()
         page.get_by_role("button", name="Stop").click()

@@ -46,7 +46,7 @@ def browser(find_program: Callable[[str, str], str]) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[ServerProcess]:
-    """Two slots: somebody waits."""
+    """Two slots, so that requests wait."""
     server = ServerProcess("--max-num-seqs", "2", "--ttft-slo", "200ms", num_kv_blocks=300)
     yield server
     server.stop()
@@ -59,7 +59,7 @@ def load(server: ServerProcess, num_clients: int, max_tokens: int = 60) -> Itera
 
     def ask(number: int) -> None:
         body = {"prompt": PROMPT * (1 + number % 4), "max_tokens": max_tokens, "seed": number}
-        with httpx.Client(timeout=60) as client:  # a new one for each request would ask too slowly for anybody to wait
+        with httpx.Client(timeout=60) as client:  # with a new client for each request, none would have to wait
             while not over.is_set():
                 client.post(f"{server.url}/v1/completions", json=body)
 
@@ -113,7 +113,7 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         assert number_of(page, "#tile-decode") > 0
         # a page that tells of every step is never quiet; on a busy machine it may tell that the server was silent
         quiet = any(page.evaluate(SAID) == [] for _ in range(5))
-        assert quiet, "whoever hears the page hears what they did not ask for"
+        assert quiet, "a screen reader announces what the user did not choose"
         page.locator("#requests tbody tr.running button.link").first.click()
         expect(page.locator("#followed table")).to_contain_text("prefill")
         page.locator("#blocks canvas").focus()
@@ -245,7 +245,7 @@ def test_a_request_is_ended_from_its_detail_when_that_is_confirmed(browser: Brow
         abort.click()
         page.keyboard.press("Escape")
         expect(abort).to_be_visible()
-        assert not answers, "nobody has said yes"
+        assert not answers, "the abort was not confirmed"
         abort.click()
         detail.get_by_role("button", name="Yes, abort it").dblclick()  # aborts once
         expect(detail).to_contain_text("was aborted.")
@@ -357,7 +357,7 @@ def test_a_viewer_does_not_hold_the_server_up(browser: Browser) -> None:
         page.wait_for_function(HAS_MODEL)
         begin_s = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - begin_s < 5, "it waited for somebody who only watched"
+        assert time.monotonic() - begin_s < 5, "it waited for a viewer"
 
 
 def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Path) -> None:

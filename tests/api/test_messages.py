@@ -167,7 +167,7 @@ def test_parallel_calls_can_be_forbidden(client: Any) -> None:
 
 @pytest.mark.parametrize("max_tokens", range(1, 25, 3))
 def test_half_a_call_is_no_call(server: ServerProcess, client: Any, max_tokens: int) -> None:
-    """A client would run it. Whoever reads a stream is told at its end, and gets what was written."""
+    """A client would run such a call. A stream ends with an error, after the text that was written."""
     fields: Any = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": max_tokens}
     answer = create(client, **fields)
     body = {"messages": USER, "temperature": 0, "stream": True, **fields}

@@ -70,7 +70,7 @@ def test_metrics_agree_with_the_answers(server: ServerProcess) -> None:
 
     num_tokens = sum(usage["completion_tokens"] for usage in (*usages, stopped))
     for prefix in ("twostroke", "vllm"):
-        # a stop string is seen in the text: the steps until the engine hears of it make tokens that nobody gets
+        # a stop string is found in the text: steps until the engine is told make tokens that are dropped
         assert num_tokens <= grown(f"{prefix}:generation_tokens_total") < num_tokens + 1000
         assert grown(f"{prefix}:request_generation_tokens_sum") == num_tokens
         assert grown(f'{prefix}:request_success_total{{"finished_reason": "length"}}') == 4

@@ -23,7 +23,7 @@ from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import replay
 
 MAX_TOKENS = {"long": 12, "short": 2, "single": 1, "tiny": 5}
-"""By the request's name; the prompt of the last has no full block, and is handed to nobody."""
+"""By the request's name; the prompt of the last one has no full block, and is not handed over."""
 
 
 async def _until_it_ends(stream: OutputStream) -> None:

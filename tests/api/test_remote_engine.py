@@ -154,7 +154,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_memory_that_goes_bad_is_found_told_and_survived(llm: LLM) -> None:
-    """The event crosses the wire; whoever keeps dumps is called; answers are those of a sound machine."""
+    """The event crosses the wire, the callback for dumps is called, and answers equal those of a sound machine."""
     prompt = {"prompt_token_ids": [10 + i % 50 for i in range(70)]}
 
     async def main() -> None:

@@ -62,7 +62,7 @@ def test_it_makes_room_for_others_and_goes_on_with_the_same_tokens(server: Serve
         num_before = len(tokens_of(events))
         answer = ask(server, max_tokens=8, prompt="class A", service_tier="default")
         assert answer["service_tier"] == "default"
-        assert not over.is_set(), "it was over before anybody else came: the test shows nothing"
+        assert not over.is_set(), "it ended before another request arrived: the test shows nothing"
         assert grows(events, num_before), "between two others it goes on"
     reader.join(60)
     assert tokens_of(events) == alone

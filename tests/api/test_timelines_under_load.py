@@ -40,7 +40,7 @@ FLAGS = (
     *("--flight-recorder-minutes", "60", "--max-queue-wait-s", "600"),
 )
 NUM_KV_BLOCKS = 90
-"""For sixteen sequences of up to 23 blocks each: somebody has to give way."""
+"""For sixteen sequences of up to 23 blocks each, so that some are preempted."""
 POLICIES = ("fair", "fcfs", "priority")
 
 Object = dict[str, Any]
@@ -70,7 +70,7 @@ def load(request: pytest.FixtureRequest) -> Iterator[tuple[ServerProcess, Random
 
 
 def drawn(random: Random, number: int, beginnings: Sequence[Sequence[int]]) -> Asked:
-    """Any request: long and short, with and without a beginning that others share, by somebody who stays or leaves."""
+    """Make any request: long or short, with or without a shared prefix, by a client that stays or disconnects."""
     beginning = random.choice(beginnings)[: random.choice([0, 50, 150])]
     rest = [random.randrange(300, 4000) for _ in range(random.randint(1, random.choice([20, 150])))]
     body: Object = {"prompt": [*beginning, *rest], "max_tokens": random.randint(1, 48), "request_id": f"r{number}"}

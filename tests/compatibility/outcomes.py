@@ -142,7 +142,7 @@ IDLE = (
         "Here: of two requests that begin alike one may wait; it runs right behind the other and finds its blocks.",
         seldom=True,
     ),
-    Idle("preemption", "contiguous KV", "Whoever is admitted has all the blocks that it will ever need."),
+    Idle("preemption", "contiguous KV", "An admitted request has all the blocks that it will ever need."),
     *(
         Idle(
             "preemption",

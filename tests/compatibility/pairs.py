@@ -39,7 +39,7 @@ def check(pair: Pair, engines: Engines) -> None:
     unseen = [feature.name for feature in pair if not is_seen(feature, pair, run, engines)]
     if idle is not None and idle.seldom and not unseen:
         return
-    assert unseen == ([] if idle is None else [idle.name]), "what nobody notices is left out in silence"
+    assert unseen == ([] if idle is None else [idle.name]), "a feature was silently left out"
 
 
 def is_seen(feature: Feature, pair: Pair, run: Run, engines: Engines) -> bool:

@@ -184,7 +184,7 @@ def test_where_no_cluster_is_is_said_at_once(ray_cluster: Cluster) -> None:
     serve = (sys.executable, "-m", "twostroke", "serve", "embedded", "--port", "0", "--decode", "1")
     ended = ray_cluster.run(*serve, "--cluster", nowhere)
     assert ended.returncode != 0
-    assert f"--cluster {nowhere}: nobody answers there" in " ".join(ended.stderr.split())
+    assert f"--cluster {nowhere}: no cluster answers there" in " ".join(ended.stderr.split())
 
 
 def test_a_node_that_dies_costs_a_pause_and_nothing_else(two_nodes: Cluster, undisturbed: Drill) -> None:

@@ -86,7 +86,7 @@ def test_a_preempted_form_goes_on(model: str, num_blocks: int, random_models: di
 
 
 def test_a_form_and_its_neighbours_mind_their_own_business(random_models: dict[str, Path]) -> None:
-    """Requests without a form give what they give where nobody has one."""
+    """Requests without a format give the same answers as without formatted requests beside them."""
     name = str(random_models["llama"])
     plain = [SamplingParams(max_tokens=30, seed=i, ignore_eos=True, logprobs=1) for i in range(12)]
     mixed = [p if i % 2 else q for i, (p, q) in enumerate(zip(plain, params(), strict=True))]

@@ -16,7 +16,7 @@ class NaiveBlock:
     key: tuple[int, bytes] | None = None
     freed_at: int = 0
     is_bad: bool = False
-    """Nobody ever has it again."""
+    """Whether the block is out of use for ever."""
 
 
 class NaiveBlockPool:

@@ -15,9 +15,9 @@ class NaivePrefixCache:
     num_blocks: int
     block_size: int
     empty: int = field(init=False)
-    """Boxes with nothing to be found in them and nobody using them."""
+    """Boxes that are unused and hold no prefix."""
     shelf: list[Prefix] = field(default_factory=list)
-    """Boxes that nobody uses but that can be found, in the order in which they were put back."""
+    """Unused boxes that hold a prefix, in the order in which they were freed."""
 
     def __post_init__(self) -> None:
         self.empty = self.num_blocks

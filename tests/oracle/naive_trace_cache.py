@@ -16,7 +16,7 @@ Content = tuple[object, ...]
 
 @dataclass
 class NaiveTraceCache:
-    """Blocks are empty, used by somebody, or on the shelf: used by nobody, but to be found."""
+    """Blocks are empty, used by a request, or on the shelf: unused, but findable."""
 
     entries: Sequence[TraceEntry]
     num_blocks: int
@@ -25,9 +25,9 @@ class NaiveTraceCache:
     used: dict[Content, int] = field(default_factory=dict)
     """What can be found and is used, and by how many."""
     shelf: list[Content] = field(default_factory=list)
-    """What can be found and nobody uses, in the order in which it was put back."""
+    """Unused findable blocks, in the order in which they were freed."""
     tables: dict[str, list[Content | None]] = field(default_factory=dict)
-    """None: a block that nobody else can find."""
+    """None: a block that no other request can find."""
     hits: list[tuple[str, int]] = field(default_factory=list)
     """Request and tokens, admission by admission."""
     evictions: Counter[str] = field(default_factory=Counter)
@@ -38,7 +38,7 @@ class NaiveTraceCache:
         batch_priority = [preemption.request_id for preemption in batch.preemptions]
         admitted = {one.request_id: one.num_tokens for one in batch.admitted}
         for share in batch.requests:
-            if share.stroke is Stroke.PREFILL:  # prompts make nobody give way: those who decode came before
+            if share.stroke is Stroke.PREFILL:  # prompts preempt no request: decoding requests were admitted before
                 while batch_priority:
                     self.give_back(batch_priority.pop(0))
             name = share.request_id
@@ -73,7 +73,7 @@ class NaiveTraceCache:
 
     @property
     def num_empty(self) -> int:
-        """Blocks that nobody uses and nobody can find."""
+        """Blocks that are unused and cannot be found."""
         private = sum(one is None for table in self.tables.values() for one in table)
         return self.num_blocks - private - len(self.used) - len(self.shelf)
 
@@ -101,7 +101,7 @@ class NaiveTraceCache:
                     self.shelf.append(content)
 
     def content(self, name: str, block: int) -> Content:
-        """A block of the prompt is what its hash id says; one with output in it nobody else has."""
+        """A block of the prompt is named by its hash id; a block with output is unique."""
         entry = self.entries[int(name)]
         begin, end = block * self.block_size * self.divisor, (block + 1) * self.block_size
         if end > -(-entry.input_length // self.divisor):

@@ -42,7 +42,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def share(self, key: tuple[int, bytes]) -> None:
-        """Somebody's prefix hits."""
+        """A prefix is hit."""
         block_id = self.pool.find(*key)
         if block_id is not None:
             self.pool.share([block_id])
@@ -67,7 +67,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "pool") and self.pool.num_free_blocks)
     @rule(data=st.data())
     def quarantine(self, data: st.DataObject) -> None:
-        """A block that nobody refers to is found to have gone bad."""
+        """A block without references is found to be corrupt."""
         idle = [i for i, block in enumerate(self.naive.blocks) if block.ref_count == 0 and not block.is_bad]
         block_id = data.draw(st.sampled_from(idle))
         self.pool.quarantine(block_id)

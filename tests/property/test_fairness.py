@@ -158,7 +158,7 @@ def test_who_is_displaced_does_not_displace_back() -> None:
     engine.submit("b2", [9] * 4, 40, tenant="b")
     batches = [engine.step() for _ in range(20)]
     displaced = [i for batch in batches for i in batch.preempted_request_ids]
-    assert displaced == ["a3", "a2"], "two slots each, then nobody has to give way any more"
+    assert displaced == ["a3", "a2"], "two slots each, then no request is displaced any more"
     running = {r.request_id for r in batches[-1].requests if r.stroke is Stroke.DECODE}
     assert running == {"a0", "a1", "b0", "b1"}
 

@@ -115,7 +115,7 @@ class HandoverMachine(RuleBasedStateMachine):
             self.everything()
 
     def everything(self) -> None:
-        """Everybody does a little."""
+        """Let every worker proceed a little."""
         for worker in [*self.pools.workers, *self.pools.zombies]:
             worker.step()
             for transfer in self.pools.transfers():

@@ -209,7 +209,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             keys = {i: (i in self.engine.background, key) for i, key in self.engine.keys.items()}
             assert keys[by][0] <= keys[taken][0], f"{preemption}: background work took it"
             if self.engine.settings.policy != "fair" or tenants[by] == tenants[taken]:
-                assert keys[by] <= keys[taken], f"{preemption}: taken from somebody more urgent"
+                assert keys[by] <= keys[taken], f"{preemption}: taken from a more urgent request"
         if not self.engine.latency:
             assert batch.num_waiting + len(self.engine.started_over) == scheduler.num_waiting
 
@@ -220,7 +220,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.scheduler.check_invariants()
 
     def teardown(self) -> None:
-        """Everybody ends, every block comes back, and the log decides the same again."""
+        """End all requests; every block is freed, and a replay of the log decides the same."""
         if not hasattr(self, "engine"):
             return
         engine = self.engine

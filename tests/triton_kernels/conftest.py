@@ -38,7 +38,7 @@ def interpreter_for_tests() -> None:
     interpreter.np = _numpy_with(matmul=_product_in_the_order_of_the_depth)  # type: ignore[assignment]
     interpreter._patch_lang = _once_for_all(interpreter._patch_lang, interpreter._LangPatchScope)
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
-    # each sum of integers is computed a second time for a check that nobody sees unless Triton's `debug` is on
+    # each sum of integers is computed a second time for a check that has no effect unless Triton's `debug` is on
     interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     _remember_shapes(tl.block_type, tl.tensor)
     semantic = type(interpreter.interpreter_semantic)
@@ -78,7 +78,7 @@ def _product_in_the_order_of_the_depth(a: Any, b: Any, dtype: Any = None) -> Any
 
 def _once_for_all(patch: Callable[[Any], Any], scope_without_changes: Callable[[], Any]) -> Callable[[Any], Any]:
     """The interpreter replaces hundreds of functions of the language for every launch, and once more for every call of
-    one program by another: more than half of the time that all of these tests took. In this process nobody compiles, so
+    one program by another: more than half of the time that all of these tests took. This process compiles nothing, so
     they are replaced when a program is first seen (which are depends on the modules that it sees), and stay so."""
     done: set[Any] = set()
 

@@ -28,7 +28,7 @@ PROGRAMS = {
     "write_slots": 4,
 }
 """What each becomes for the types and shapes of the compiler's process, however many rows a step has: one that is
-compiled again for another step would stop everybody for a second."""
+compiled again for another step would stop all requests for a second."""
 
 
 def test_every_program_compiles_for_a_card(tmp_path: Path) -> None:

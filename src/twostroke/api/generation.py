@@ -292,7 +292,7 @@ class Opened:
 
 
 class Abandoned(Exception):
-    """The client has disconnected, so there is nobody to answer."""
+    """The client has disconnected, so no answer is needed."""
 
 
 def _check(output: RequestOutput) -> None:

@@ -43,7 +43,7 @@ class EngineHealth:
 
     @property
     def is_alive(self) -> bool:
-        """Whether waiting may help; False if somebody has to act."""
+        """Whether waiting may help; False if an operator has to act."""
         return self.state in (EngineState.STARTING, EngineState.RUNNING, EngineState.DRAINING)
 
     @property
@@ -210,7 +210,7 @@ class EngineClient(Protocol):
     def abort(self, request_id: str, tenant: str = "") -> bool:
         """End a request and its stream; return False if this tenant has no running request of this name.
 
-        The tenant "" may end everybody's requests.
+        The tenant "" may end all tenants' requests.
         """
         ...
 

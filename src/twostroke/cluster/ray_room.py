@@ -135,7 +135,7 @@ def check_reach(address: str) -> None:
         socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise SetupError(
-            f"--cluster {address}: nobody answers there ({error}). Start it with: ray start --head --port={port}"
+            f"--cluster {address}: no cluster answers there ({error}). Start one with: ray start --head --port={port}"
         ) from None
 
 

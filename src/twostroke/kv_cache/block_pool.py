@@ -113,7 +113,7 @@ class BlockPool:
         If two requests compute the same prefix at the same time, the block named first is the one that is found; the
         other is an ordinary block and becomes free with its request.
         """
-        assert self._ref_counts[block_id] > 0, f"block {block_id} is named while nobody uses it"
+        assert self._ref_counts[block_id] > 0, f"block {block_id} is named while no request uses it"
         key = (group_id, block_hash)
         known = self._keys[block_id]
         assert known is None or known == key, f"block {block_id} is renamed"

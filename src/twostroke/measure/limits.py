@@ -5,8 +5,8 @@ longer: they use more memory than caches hold, several ways to read it and sever
 counts, because a limit that a kernel exceeds is not a limit. Reads before and after the products that do not agree
 show other work that processor times do not. Torch's int8 products do not use every processor's best
 instructions. The backend's own int8 products therefore count too, and where bfloat16 products are faster, those are
-the limit of int8. Likewise float32 products are the limit of bfloat16: without bfloat16 instructions torch takes a
-hundred times as long, and kernels that widen to float32 do not.
+the limit of int8. In the same way float32 products are the limit of bfloat16: without bfloat16 instructions torch takes
+a hundred times as long, and kernels that widen to float32 do not.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _is_field(node: nodes.Node, field: str, names: set[str]) -> bool:
 class _CodeGenerator(CodeGenerator):
     """Code generator that evaluates constant expressions at rendering, not at compilation.
 
-    A template is compiled when a model is loaded, even if nobody chats.
+    A template is compiled when a model is loaded, even if no chat follows.
     """
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:

@@ -39,7 +39,7 @@ class Tokenizer:
     """
 
     def __init__(self, raw: RawTokenizer, settings: TokenizerSettings) -> None:
-        # both would change a prompt although nobody has asked for it
+        # both would change a prompt without a request for it
         raw.no_truncation()
         raw.no_padding()
         if raw.normalizer is None and settings.tokenizer_class in NFC_CLASSES:

@@ -93,4 +93,4 @@ def is_alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # a zombie has ended, and waits for nobody here
+    return state != "Z"  # a zombie has ended

@@ -36,7 +36,7 @@ class Engine:
 
 
 class Admission:
-    """Lets everybody in."""
+    """Admission that admits every request."""
 
     def admit(self, *_: Any, background: bool) -> None: ...
 
@@ -241,7 +241,7 @@ def test_an_event_that_cannot_be_written_ends_its_own_stream(writes_at_once: boo
         stage.call.breaks_at = "b"
         stream.put(output("a"))
         await rest()
-        stream.put(output("b"))  # whoever puts hears nothing of it
+        stream.put(output("b"))  # the caller of put() sees no error
         await stage.task
         assert stage.text.startswith("0a failed: ")
         assert stage.engine.num_abandoned == 1

@@ -31,7 +31,7 @@ async def _passed(number: int, cancelled: frozenset[int] = frozenset()) -> list[
     await asyncio.sleep(0)
     before = turn
     await request(-1)
-    assert passed.pop() == (-1, before), "one that comes alone waits for nobody"
+    assert passed.pop() == (-1, before), "a single task does not wait"
     return passed
 
 

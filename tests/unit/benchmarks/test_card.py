@@ -257,7 +257,7 @@ def traced_by(tracer: FakeTracer) -> TracedSteps:
 def test_whole_steps_of_one_kind_are_traced() -> None:
     tracer = FakeTracer()
     traced = traced_by(tracer)
-    batches(traced, tracer.calls, [4] * 20)  # nobody has asked
+    batches(traced, tracer.calls, [4] * 20)  # no profile was requested
     assert "start" not in tracer.calls
     tracer.calls.clear()
     traced.arm(4, 3)

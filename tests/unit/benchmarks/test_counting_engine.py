@@ -76,7 +76,7 @@ def test_a_summary_holds_what_happened() -> None:
     assert summary["throughput"]["output_tok_s"] == pytest.approx(24 / 12)
     assert summary["throughput"]["prefill_tok_s"] == pytest.approx(48 / 12)
     assert summary["latency"]["tpot_s"]["p50"] == 1
-    # somebody waits until the last pair runs
+    # requests wait until the last pair runs
     assert summary["limited_by"]["seqs"] == pytest.approx(8 / 12)
     assert list(summary["own_time_s"]) == ["2"]
     assert summary["own_time_s"]["2"]["count"] == 12

@@ -74,7 +74,7 @@ def test_a_row_for_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(gateway, name, few)
     monkeypatch.setattr(router, "NUM_PREFIXES", 50)
     (one, few), tables = run_router(RouterOptions(members=(1, 12), decisions=20, results=tmp_path))
-    assert one.hand_overs == 0.0  # nobody to hand over to
+    assert one.hand_overs == 0.0  # there is no other worker
     assert few.hand_overs > 0.0
     assert few.cost_over_whole is not None
     assert few.cost_over_whole >= 1 - 1e-9  # nothing is cheaper than the best of all

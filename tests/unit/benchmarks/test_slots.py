@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=40)
 
 
 def _step_by_step(lengths: list[int], num_slots: int, *, static: bool) -> list[tuple[int, int, bool]]:
-    """(live slots, sum of ages, anybody waiting) of every step."""
+    """Return (live slots, sum of ages, whether requests wait) of every step."""
     waiting = deque(lengths)
     running: list[list[int]] = []  # [tokens made, tokens wanted]
     steps: list[tuple[int, int, bool]] = []

@@ -103,7 +103,7 @@ def test_the_synthetic_proposer_knows_requests_by_their_prompts() -> None:
     assert [drafts.chain for drafts in proposer.propose(both)] == [(2, 3), (6,)]
     proposer.forget(0, 2)  # blocks were given back, the request lives on
     assert proposer.propose(both[:1])[0].chain == (2, 3)
-    proposer.forget(0, 0)  # it has ended: the row is somebody else's
+    proposer.forget(0, 0)  # the request has ended; another one gets the row
     assert proposer.propose([asked(OTHER, 2, row=0)])[0].chain == (4, 5)
 
 

@@ -1,4 +1,4 @@
-"""`generate --json` prints all that an output has, also what is only made when somebody reads it."""
+"""`generate --json` prints all that an output has, including fields that are computed when they are read."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_caller_whose_loop_has_closed_harms_nobody(folder: str) -> None:
         loop.close()
         gate.opened.set()
         asyncio.run(asyncio.wait_for(collect(engine, 1), PATIENCE_S))
-        assert engine._engine.engine.num_live == 0, "nobody reads them"
+        assert engine._engine.engine.num_live == 0, "their streams are not read"
         del tasks
         gc.collect()
 
@@ -370,7 +370,7 @@ def test_an_engine_that_is_dropped_ends_its_thread(folder: str, caplog: pytest.L
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     gc.collect()
-    assert inner() is None, "somebody still holds the model"
+    assert inner() is None, "the model is still referenced"
     assert "without close()" in caplog.text
 
 

@@ -96,7 +96,7 @@ def test_deciding_a_step_ahead_changes_no_token(folder: str) -> None:
         SamplingParams(max_tokens=3 + i, seed=i, temperature=0.9, stop="e" if i % 3 == 0 else (), logprobs=1)
         for i in range(12)
     ]
-    # the step behind a complete text is decided before anybody knows that it is complete
+    # the next step is decided before the engine knows that the text is complete
     params += [SamplingParams(seed=i, min_tokens=i, structured_outputs={"regex": "[a-z]{3}"}) for i in range(4)]
     prompts = [{"prompt_token_ids": list(range(i, 2 * i + 5))} for i in range(len(params))]
 
@@ -147,7 +147,7 @@ def test_a_request_that_ends_in_the_queue_leaves_nothing_behind(folder: str) -> 
 
 
 def test_a_poisoned_request_fails_alone(tmp_path: Path) -> None:
-    """The embedding of token 7 is NaN: whoever sends it gets an error, everybody else the tokens they always get."""
+    """The embedding of token 7 is NaN: a request with it gets an error, all others get their usual tokens."""
     folder = write_random_model(tmp_path, "llama", tie_word_embeddings=False)
     healthy = {
         f"r{i}": ({"prompt_token_ids": [20 + i] * (3 + i)}, SamplingParams(max_tokens=9, seed=i)) for i in range(4)

@@ -74,7 +74,7 @@ def test_a_sequence_that_ends_with_its_first_token_has_nothing_fetched() -> None
     assert commands(outcome) == [("d1", DropKV)]
     assert dispatcher.num_live == 0
     outcome = dispatcher.add(request("one", max_tokens=1))
-    assert commands(outcome) == [("p", Add)], "nobody else is needed"
+    assert commands(outcome) == [("p", Add)], "no other worker is needed"
     assert outcome.placed == [("one", Place("p", None, "p computes the prompt and the only token left"))]
 
 
@@ -116,7 +116,7 @@ def test_a_prefill_worker_decodes_until_a_decode_worker_is_back() -> None:
     outcome = dispatcher.worker_ready(member("d1", Role.DECODE))
     once = [("p", Finish), ("p", Add), ("d1", FetchKV)]
     assert commands(outcome) == [*once, *once], "both go on there, with the KV that the prefill worker has"
-    assert not commands(dispatcher.worker_ready(member("d2", Role.DECODE))), "nobody is moved twice"
+    assert not commands(dispatcher.worker_ready(member("d2", Role.DECODE))), "no request is moved twice"
     dispatcher.take_in("p", [made("r@2", 3, 8, reason=FinishReason.LENGTH)])
     outcome = dispatcher.take_in("d1", [made("r@2", 4, 9, reason=FinishReason.STOP)])
     assert [update.token_ids for update in outcome.updates] == [(9,)]
@@ -132,7 +132,7 @@ def test_a_request_of_one_token_stays_with_its_prefill_worker() -> None:
 
 
 class OnlyOnce:
-    """A placer that finds room once: whoever comes later is too small."""
+    """Placer that finds room once; workers that join later are too small."""
 
     def __init__(self) -> None:
         self._num_placed = 0
@@ -263,7 +263,7 @@ def test_a_hand_over_by_other_numerics_is_named() -> None:
     assert outcome.drifted == [("r", {"kernels": ["amx", "avx2"]})]
     ((_, place),) = outcome.placed
     assert place.reason == "a prefill worker is ready; numerics differ: kernels amx and avx2"
-    assert dispatcher.add(request("one", max_tokens=1)).drifted == [], "nobody has to decode"
+    assert dispatcher.add(request("one", max_tokens=1)).drifted == [], "no worker has to decode"
 
 
 def test_kv_of_other_numerics_has_names_of_its_own() -> None:

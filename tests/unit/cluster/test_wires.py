@@ -1,4 +1,4 @@
-"""Sockets on a network: nobody is heard but who has the key."""
+"""Sockets on a network: only peers with the key are accepted."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_a_rank_that_leaves_is_noticed(backend: str, meet: Meeting) -> None:
         first.barrier()
 
 
-@pytest.mark.parametrize("backend", ["shared memory"])  # through sockets nobody is done before all have sent
+@pytest.mark.parametrize("backend", ["shared memory"])  # with sockets no rank is done before all have sent
 def test_a_rank_that_ended_behind_its_last_gather_has_left_its_part(
     backend: str, meet: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

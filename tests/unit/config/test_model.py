@@ -826,7 +826,7 @@ def test_only_ministral_3_scales_queries_by_position() -> None:
 
 
 def test_the_rotation_of_gpt_j_has_a_size_and_no_other_key() -> None:
-    """Transformers reads none, and a GPT-J has none of them unless somebody wrote it there."""
+    """transformers reads none of these keys, and a published GPT-J has none of them."""
     plain = PUBLISHED["gpt-j-6b"][0]
     stretched = {"rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE, "partial_rotary_factor": 0.5}
     assert ModelConfig.from_hf({**plain, **stretched}).ropes == ModelConfig.from_hf(plain).ropes

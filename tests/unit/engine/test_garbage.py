@@ -1,4 +1,4 @@
-"""Garbage is looked for when nobody waits for a token."""
+"""Garbage is collected when no request waits for a token."""
 
 import gc
 from collections.abc import Generator

@@ -219,7 +219,7 @@ def test_one_that_ends_on_its_way(reason: FinishReason, num_tokens: int | None, 
         log.arrive(D, "a#0.0", 2.5, arrival_s=0.0, num_tokens=PROMPT + 1, max_tokens=2, import_id=1)
         log.end(D, "a#0.0", 2.5, FinishReason.ABORT)
         if is_told_before:
-            del log.events[-2:]  # nobody tells them apart then
+            del log.events[-2:]  # then they cannot be told apart
         lane = the_lane(log)
         assert (lane.finish_reason, lane.end_s, lane.num_output_tokens) == (reason, end_s, 1)
 
@@ -286,7 +286,7 @@ def test_one_process_is_as_before() -> None:
 
 
 def test_a_lane_tells_why_the_gateway_chose_its_workers() -> None:
-    """Each attempt once, and nobody else's."""
+    """Each attempt counts once, and no other request's."""
     log = PoolLog()
     log.route("b#0.0", 0.0, "of another")
     log.route("a#0.0", 0.0, "the hand-over is predicted to pay")

@@ -256,7 +256,7 @@ def test_priority_names_those_who_came_later_and_went_first() -> None:
     wait = the(lane, Label.WAIT_PRIORITY)
     assert (wait.start_s, wait.end_s) == (1.5, 5.5)
     assert names(wait) == ["urgent"]
-    assert labels(explained(engine, "equal"))[0] is Label.WAIT_SLOTS, "whoever came earlier has overtaken nobody"
+    assert labels(explained(engine, "equal"))[0] is Label.WAIT_SLOTS, "an earlier request has not overtaken"
 
 
 def test_one_that_came_earlier_and_was_ready_later_has_not_been_overtaken_by_priority() -> None:
@@ -513,7 +513,7 @@ def test_tokens_behind_a_stop_string_are_cut_off() -> None:
     engine.submit("a", [1], 9)
     for _ in range(4):
         engine.step()
-    # the text of the second token held the stop string, and somebody noticed after the fourth
+    # the text of the second token had the stop string, which was noticed after the fourth
     events = [*events_of(engine), RequestFinishedByCaller(4.5, "fake", "a", FinishReason.STOP, 2)]
     (lane,) = timeline_of(events, "a").lanes
     assert (lane.end_s, lane.num_output_tokens, lane.finish_reason) == (2.0, 2, FinishReason.STOP)

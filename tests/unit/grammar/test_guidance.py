@@ -68,7 +68,7 @@ def test_a_mask_is_what_the_texts_leave(kind: str, texts: list[str], seed: int) 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 2**32))
 def test_a_random_walk_has_the_form(kind: str, seed: int) -> None:
-    """Whatever is drawn: the text that the user sees is accepted by somebody else's reading of the form."""
+    """Whatever is sampled, another implementation of the format accepts the text that the user sees."""
     rng, tokenizer, eos = random.Random(seed), text_fakes.tokenizer(kind), [eos_id(kind)]
     for wanted, is_right in (
         ({"regex": r"(ab|[0-9]{2,3}) ?[x-z]+"}, lambda text: re.fullmatch(r"(ab|[0-9]{2,3}) ?[x-z]+", text)),

@@ -244,7 +244,7 @@ VALUES = st.recursive(
     value=VALUES,
 )
 def test_the_same_values_fit(schema: dict[str, Any], other: dict[str, Any], value: Any) -> None:
-    """By somebody else's reading of schemas, which also holds rules that are not followed here."""
+    """Validate with another implementation of JSON Schema, which also has rules that are not enforced here."""
     both = {**schema, **other}
     both = {key: part for key, part in both.items() if key != "dependencies"}  # of older drafts: not in this one
     assert jsonschema_rs.is_valid(both, value) == jsonschema_rs.is_valid(constraining(both), value)

@@ -1,4 +1,4 @@
-"""Memory for weights: dense, zeroed, nobody's twice, and gone with the last who had some of it."""
+"""Memory for weights: dense, zeroed, never shared, and freed with its last tensor."""
 
 from __future__ import annotations
 

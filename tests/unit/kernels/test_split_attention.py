@@ -71,7 +71,7 @@ def test_split_or_not_the_bits_are_the_same(
     long, others = shape.qkv(3000, seed=1), [shape.qkv(n, seed=n) for n in (9, 600, 1100)]
     set_num_threads(1)
     (alone,), num_tasks = last_tokens(shape, [long], 5)
-    assert num_tasks == 1, "one KV head, and nobody to share it with"
+    assert num_tasks == 1, "one KV head, and no other thread to share it with"
     for num_threads in (2, 3):
         set_num_threads(num_threads)
         (found,), num_tasks = last_tokens(shape, [long], 5)
@@ -82,4 +82,4 @@ def test_split_or_not_the_bits_are_the_same(
         assert torch.equal(in_company[-1], alone)
     set_num_threads(2)
     _, num_tasks = last_tokens(shape, [long] * 8, 5, has_context=False)
-    assert num_tasks == 8, "enough for everybody as it is"
+    assert num_tasks == 8, "enough tasks for all threads without a split"

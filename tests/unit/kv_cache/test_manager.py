@@ -70,7 +70,7 @@ def test_a_second_request_shares_full_blocks_but_always_computes_its_last_token(
     assert kv.usage().num_used == 3
     kv.free("b")
     assert (kv.usage().num_used, kv.usage().num_cached) == (0, 2)
-    assert kv.num_blocks_to_admit(kv.find_cached(hashes, 9), 3) == 3, "nobody holds them, so they count as free"
+    assert kv.num_blocks_to_admit(kv.find_cached(hashes, 9), 3) == 3, "no request holds them, so they count as free"
     kv.check_invariants()
 
 

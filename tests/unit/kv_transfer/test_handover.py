@@ -140,7 +140,7 @@ def test_a_lender_that_stops_says_so(make_pools: MakePools) -> None:
     borrowing.begin(lent.source(1))
     lent.lender.close()
     assert borrowing.end().problem
-    # nobody is there any more
+    # the lender has gone
     assert borrowing.fetch(lent.source(1)).problem
 
 

@@ -171,7 +171,7 @@ class LeaseMachine(RuleBasedStateMachine):
             if naive.is_reaped:
                 continue
             if naive.is_complete and self.now_s >= naive.expires_s:
-                naive.was_killed = True  # its time is over: whoever still reads it throws that away
+                naive.was_killed = True  # it has expired: a reader drops what it reads
             if (naive.is_returned or naive.was_killed) and not naive.readers:
                 expected.append(lease_id)
         over = self.book.reap(self.now_s)

@@ -77,7 +77,7 @@ def test_a_lease_that_dies_after_its_last_byte_is_still_refused(make_pools: Make
         assert receive(connection, FROM_LENDER) == EntriesReady(0, NUM_ENTRIES, 0, 4, ())
         assert bytes(receive_exactly(connection, NUM_BYTES)) == lent.blocks[list(lent.rows[0])].tobytes()
         assert receive(connection, FROM_LENDER) == All(DIGEST)
-        assert lent.over.empty()  # somebody reads
+        assert lent.over.empty()  # a reader holds the lease
         lent.lender.kill(1, "its blocks were taken")
         connection.sendall(framed(Copied()))
         assert receive(connection, FROM_LENDER) == FetchRefused("its blocks were taken")

@@ -170,7 +170,7 @@ def test_deltas_of_pools_lead_there_too() -> None:
 
 
 def test_what_a_process_took_with_it_is_lost_there_and_no_error() -> None:
-    """Others take over what ran in a pool, and nobody was told of an error."""
+    """Other workers take over the requests of a pool, and no client got an error."""
     followed = Followed()
     followed.take(_resumed())
     ends = [

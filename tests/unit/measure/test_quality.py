@@ -263,7 +263,7 @@ def test_a_peer_stands_beside_ours_or_says_why_not(
     assert [row.name for row in quality.peers] == ["llama.cpp", "llama.cpp, KV q8_0"]
     content = json.loads((tmp_path / "quality.json").read_text())
     assert "--env llama.cpp=PYTHON" in content["command"]
-    assert sys.executable not in json.dumps(content), "where an environment lies is nobody's affair"
+    assert sys.executable not in json.dumps(content), "the environment's path is private"
     saved = content["results"]
     assert [saved[row.name]["about"]["kv"] for row in quality.peers] == ["None", "q8_0"]
     assert quality.holds == (not missing)

@@ -25,7 +25,7 @@ def test_a_start_is_measured_from_outside(random_models: dict[str, Path], tmp_pa
     assert row.first_token_s > 0
     assert row.cpu_s > 0.2  # importing torch alone takes more
     assert row.kv_bytes == 1 << 22
-    # whoever watched nothing would see less than torch alone, and come out below zero
+    # a broken measurement would give less than torch alone, and a negative result
     assert 0 < row.anonymous_bytes < 1 << 30
     saved = json.loads((tmp_path / "start.json").read_text())["results"]
     assert saved["int8"]["memory_ratio"] == row.anonymous_bytes / (row.weight_bytes + (1 << 22))

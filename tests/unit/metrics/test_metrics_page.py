@@ -92,7 +92,7 @@ def test_what_a_configuration_exposes_is_on_the_page(texts: dict[str, str], name
 def test_what_is_on_the_page_is_exposed_by_some_configuration(texts: dict[str, str]) -> None:
     everywhere = [check_documented(text) for text in texts.values()]
     names = {name for found in everywhere for name in found}
-    assert set(documented()) == names, f"nobody exposes {sorted(set(documented()) - names)}"
+    assert set(documented()) == names, f"not exposed: {sorted(set(documented()) - names)}"
     for name, labels in documented().items():
         of_samples = {label for found in everywhere for label in found.get(name, ())}
         assert labels == of_samples, f"{name}: no sample has {sorted(labels - of_samples)}"

@@ -37,7 +37,7 @@ def test_weights_alone_are_told_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_a_file_nor_a_folder_is_told_at_once(tmp_path: Path) -> None:
-    """Nothing is opened: a pipe that nobody writes to would be waited for."""
+    """Nothing is opened: opening a pipe without a writer would wait."""
     pipe, place = tmp_path / "pipe", tmp_path / "socket"
     os.mkfifo(pipe)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -309,9 +309,9 @@ GGUF_FILES: dict[str, tuple[Callable[[Tensors], object], dict[str, int], str]] =
         {"expert_count": 0},
         "qwen3moe.expert_count is 0; models of this architecture have experts, 1 to 4096 in a layer. Convert the model",
     ),
-    "nobody says how many": (lambda _: None, {"expert_count": -1}, "qwen3moe.expert_count is missing; models of this"),
+    "no number of experts": (lambda _: None, {"expert_count": -1}, "qwen3moe.expert_count is missing; models of this"),
     "none chosen": (lambda _: None, {"expert_used_count": 0}, "qwen3moe.expert_used_count"),
-    "nobody says how many are chosen": (lambda _: None, {"expert_used_count": -1}, "qwen3moe.expert_used_count"),
+    "no number of chosen experts": (lambda _: None, {"expert_used_count": -1}, "qwen3moe.expert_used_count"),
     "experts of no rows": (lambda _: None, {"expert_feed_forward_length": 0}, "qwen3moe.expert_feed_forward_length"),
     "too many chosen": (
         lambda _: None,

@@ -80,7 +80,7 @@ def large_chunks() -> dict[str, Any]:
 
 
 def prompts_that_wait() -> dict[str, Any]:
-    """Whole prompts that fit into a step that has nothing else in it: they wait until nobody decodes."""
+    """Whole prompts that fit only into a step without other tokens: they wait until no request decodes."""
     return {
         "workload": with_arrivals(
             of_lengths([(16, 400)] * 6 + [(500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]

@@ -242,7 +242,7 @@ def test_a_member_that_reports_nothing_any_more_is_passed_over(silent_s: float) 
     busy = decode_member(1, num_running=6, num_queued_prompt_tokens=500)
     assert router_of(decode_member(0), busy).route(request()).decode_id == "d0"
     assert router_of(decode_member(0, silent_s=silent_s), busy).route(request()).decode_id == "d1"
-    assert router_of(decode_member(0, silent_s=silent_s)).route(request()).decode_id == "d0", "there is nobody else"
+    assert router_of(decode_member(0, silent_s=silent_s)).route(request()).decode_id == "d0", "there is no other worker"
 
 
 def test_a_request_too_large_for_everybody() -> None:

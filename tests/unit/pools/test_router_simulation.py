@@ -1,7 +1,7 @@
 """A prefill pool in simulated time, under a workload in which few prefixes make most of the requests.
 
-The members are honest little machines: a queue, a rate, a prefix cache of their own, whose evictions nobody hears of,
-reports ten times a second. Whoever routes sees the reports and nothing else.
+The members are simple models of workers: a queue, a rate, a prefix cache whose evictions are not reported, and reports
+ten times a second. The router sees only the reports.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def test_the_table_of_requests_takes_what_is_counted(num_requests: int) -> None:
 
 
 def test_a_table_that_grows_copies_what_is_known_and_no_more() -> None:
-    """A row is as long as the longest request may be; copying all of it would write into memory that nobody needs."""
+    """A row is as long as the longest request may be; copying all of it would write into memory that is not needed."""
     table = RequestTable(LAYOUT, 1000)
     _add(table, 8, [7, 8, 9])
     table.token_ids[:, 4:] = -1

@@ -1,4 +1,4 @@
-"""A grammar in the sampler: a function of the output alone, beside the other rules, and nobody else's business."""
+"""Grammars in the sampler: a function of the output alone, combined with other rules, without effect on other rows."""
 
 from __future__ import annotations
 

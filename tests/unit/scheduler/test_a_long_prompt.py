@@ -24,7 +24,7 @@ def seconds(batch: ScheduledBatch) -> float:
 
 
 def steps_beside(budget: int, *, is_chunked: bool) -> list[float]:
-    """Return the times of the steps that compute the long prompt; everybody else gets a token in each."""
+    """Return the times of the steps that compute the long prompt; all other requests get a token in each."""
     engine = FakeEngine(
         make_layout(block_size=16),
         2200,

@@ -66,7 +66,7 @@ def test_a_whole_prompt_waits_for_a_step_with_room() -> None:
     for name, num_prompt_tokens in (("a", 6), ("b", 5), ("c", 1)):
         scheduler.add_request(make_arrival(name, num_prompt_tokens, 4))
     batch = scheduler.schedule(0.0)
-    assert scheduled_tokens(batch) == {"a": 6}, "c fits, but nobody slips past the head"
+    assert scheduled_tokens(batch) == {"a": 6}, "c fits, but no request overtakes the head"
     assert (batch.limited_by, batch.wait_reason) == (Limit.TOKENS, "tokens: needs 5 at once, 2 are left")
     assert scheduled_tokens(scheduler.schedule(0.0)) == {"a": 1, "b": 5, "c": 1}
 

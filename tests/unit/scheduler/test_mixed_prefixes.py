@@ -41,7 +41,7 @@ def test_blocks_add_up_and_a_request_wastes_less_than_one(seed: int, num_blocks:
         engine.scheduler.check_invariants()
         usage = engine.kv.usage()
         assert usage.num_free + usage.num_used + usage.num_cached == usage.num_blocks
-        assert usage.num_unreachable == 0, "any free block serves anybody"
+        assert usage.num_unreachable == 0, "any free block can be used by any request"
         empty_bytes = usage.allocated_bytes - usage.filled_bytes
         assert empty_bytes <= engine.scheduler.num_running * (BLOCK_SIZE - 1) * layout.bytes_per_token
     assert num_cached > 1000

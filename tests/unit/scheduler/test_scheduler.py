@@ -14,7 +14,7 @@ from twostroke.scheduler.step_plan import AdmissionRefusal, TokenBudget
 
 
 def step(scheduler: Scheduler, finish: tuple[str, ...] = ()) -> ScheduledBatch:
-    """Decides a step and commits a token to everybody who samples."""
+    """Decide a step, and commit a token to every request that samples."""
     batch = scheduler.schedule(0.0)
     if not batch.is_empty:
         scheduler.update(batch.step, one_token_each(batch, finish=finish))
@@ -66,7 +66,7 @@ def test_chunks_of_a_long_prompt_when_decodes_share_the_budget(num_decodes: int,
     while not chunks or live(scheduler, "long").num_output_tokens == 0:
         batch = step(scheduler)
         assert batch.num_tokens <= 1024
-        assert batch.num_decode_tokens == num_decodes, "nobody who decodes is held up"
+        assert batch.num_decode_tokens == num_decodes, "no decode is delayed"
         chunks.append(scheduled_tokens(batch)["long"])
     assert len(chunks) == num_chunks
     assert sum(chunks) == 8192
@@ -244,7 +244,7 @@ def test_a_share_is_taken_back_when_its_request_gives_way_in_the_same_step() -> 
     batch = step(scheduler)
     while not batch.preempted_request_ids:
         batch = step(scheduler)
-    # d2 had its token already; the blocks went to p, the token of the budget to nobody
+    # d2 had its token already; p got the blocks, and the token of the budget stays unused
     assert batch.preemptions == (Preemption("d2", by_request_id="p"),)
     assert set(scheduled_tokens(batch)) == {"d1", "p"}
     assert (batch.limited_by, batch.wait_reason) == (Limit.KV, "kv: no block was left, preempted 1")
