@@ -15,5 +15,5 @@ class AloneMetrics(EngineMetrics):
         self._run = RunState()
 
     def observe(self, event: Event) -> None:
-        """Counts one event."""
+        """Count one event."""
         self.count(event, self._run.take(event))

@@ -61,7 +61,7 @@ class Shape:
 
     @property
     def multiplies_in(self) -> torch.dtype:
-        """The type of the operator's products: of the native kernels float32 only where K and V are stored in it."""
+        """Return the type of the operator's products; native kernels use float32 only if K and V are stored in it."""
         is_native = self.backend not in ("reference", "triton")
         return torch.bfloat16 if is_native and self.stored_as != "f32" else self.dtype
 
@@ -77,7 +77,7 @@ class Shape:
         return (torch.randn(num_tokens, heads, self.head_dim, generator=generator) * spread).to(self.dtype)
 
     def dense(self, qkv: Tensor) -> Tensor:
-        """The oracle's answer for a whole request, from K and V as stored. [num_tokens, num_heads * head_dim]"""
+        """Return the oracle's result for a whole request, from K and V as stored. [num_tokens, num_heads * head_dim]"""
         q, k, v = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         s = self.scoring
         sinks, slopes = (None if of_heads is None else of_heads.cpu() for of_heads in (s.sinks, s.slopes))
@@ -112,7 +112,7 @@ class Pool:
         tree_masks: TreeMasks | None = None,
         turn: QKNormRope | None = None,
     ) -> None:
-        """Runs the next n tokens of some requests."""
+        """Run the next n tokens of some requests."""
         shape = self.shape
         rows = [row for row, _ in work]
         table = self.table[rows].copy()

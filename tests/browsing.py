@@ -23,7 +23,7 @@ PATIENCE_MS = 30_000
 
 @contextmanager
 def chromium(program: str) -> Iterator[Browser]:
-    """The system's own, headless."""
+    """Return the system's headless Chromium."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, headless=True, args=list(FLAGS))
         yield browser
@@ -32,7 +32,7 @@ def chromium(program: str) -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, list[str]]]:
-    """A page in a browser without a past, and the list to which its complaints are added."""
+    """Open a page in a fresh browser context; yield it, and the list that its console messages are added to."""
     complaints: list[str] = []
     context = browser.new_context(**options)
     page = context.new_page()

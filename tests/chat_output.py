@@ -52,5 +52,5 @@ class Output:
 
 
 def same_output(name: str, parser: str, text: str, **more: Any) -> Output:
-    """An output that holds no call."""
+    """Return a case whose output contains no call."""
     return Output(name, parser, text, content=text, **more)

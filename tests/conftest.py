@@ -59,12 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Do not look for garbage while tests are collected: there is none, and a million objects to look at."""
+    """Switch garbage collection off while tests are collected: it would search a million objects and find nothing."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Leave out what was collected when garbage is looked for, also at the end: a look through it takes a second."""
+    """Exclude what was collected from garbage collection, also at the end, since a search takes a second."""
     gc.freeze()
     gc.set_threshold(LOOK_AFTER, 10, 10)
     gc.enable()
@@ -93,7 +93,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture(scope="session")
 def find_program(pytestconfig: pytest.Config) -> Callable[[str, str], str]:
-    """Finds a program that pip does not install; the test is skipped without it, or fails with --require-all."""
+    """Find a program that pip does not install. Without it the test is skipped, or fails with --require-all."""
 
     def find(name: str, debian_package: str) -> str:
         found = shutil.which(name)
@@ -107,7 +107,7 @@ def find_program(pytestconfig: pytest.Config) -> Callable[[str, str], str]:
 
 @pytest.fixture(scope="session")
 def need_nixl(pytestconfig: pytest.Config) -> Callable[[], None]:
-    """The test is skipped without NIXL, an extra, or fails with --require-all."""
+    """Skip the test without NIXL, an extra, or let it fail with --require-all."""
 
     def need() -> None:
         if importlib.util.find_spec("nixl_cu12") is None:
@@ -119,7 +119,7 @@ def need_nixl(pytestconfig: pytest.Config) -> Callable[[], None]:
 
 @pytest.fixture(scope="session")
 def real_model(pytestconfig: pytest.Config) -> Callable[[str], Path]:
-    """Fetches a trained model by its short name; without it the test is skipped, or fails with --require-all.
+    """Fetch a trained model by its short name. Without it the test is skipped, or fails with --require-all.
 
     Terms are accepted by the person who runs the tests (`twostroke models NAME --accept-terms`); CI has accepted them.
     """
@@ -137,7 +137,7 @@ def real_model(pytestconfig: pytest.Config) -> Callable[[str], Path]:
 
 @pytest.fixture(params=["shm", "tcp", "inproc", "nixl"])
 def transport(request: pytest.FixtureRequest, need_nixl: Callable[[], None]) -> str:
-    """Every way that KV goes."""
+    """Each KV transport."""
     if request.param == "nixl":
         need_nixl()
     return request.param
@@ -145,7 +145,7 @@ def transport(request: pytest.FixtureRequest, need_nixl: Callable[[], None]) -> 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Models this small gain nothing from threads, and on a busy machine a parallel region waits for the slowest."""
+    """Use one thread: models this small gain nothing from more, and a busy machine delays parallel regions."""
     torch.set_num_threads(1)
 
 

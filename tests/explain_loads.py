@@ -27,7 +27,7 @@ NUM_REQUESTS = 25
 
 
 def random_load(seed: int) -> list[Event]:
-    """Random settings, arrivals, priorities, aborts and step times; ends when all requests have ended."""
+    """Run random settings, arrivals, priorities, aborts and step times, until all requests have ended."""
     return list(_run(seed))
 
 

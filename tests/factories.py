@@ -83,7 +83,7 @@ LLAMA_3_8B = uniform_shape(
 
 
 def make_layout(windows: Sequence[int | None] = (None,), block_size: int = 4) -> KVLayout:
-    """Tiny heads; one KV group per kind of layer unless the counts differ."""
+    """Return a layout with tiny heads and one KV group per kind of layer, unless the counts differ."""
     return uniform_layout(windows, block_size=block_size, num_kv_heads=1, head_dim=2, kv_format="f32")
 
 
@@ -95,7 +95,7 @@ def make_kv(
     max_model_len: int = 32,
     **cache: object,
 ) -> KVCacheManager:
-    """A manager; further keywords are fields of CacheConfig."""
+    """Return a manager; further keywords are fields of CacheConfig."""
     config = CacheConfig(block_size=block_size, **cache)
     return KVCacheManager(make_layout(windows, block_size), num_blocks, config, max_model_len)
 
@@ -109,14 +109,14 @@ def make_scheduler(
     num_drafts: int = 0,
     **given: object,
 ) -> Scheduler:
-    """A scheduler; further keywords are fields of SchedulerConfig."""
+    """Return a scheduler; further keywords are fields of SchedulerConfig."""
     kv = kv or make_kv(num_blocks, block_size=block_size, max_model_len=max_model_len)
     drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts) if num_drafts else None
     return Scheduler(SchedulerConfig(**given), kv, max_model_len=max_model_len, speculation=drafts)
 
 
 def make_arrival(request_id: str = "a", num_prompt_tokens: int = 4, max_tokens: int = 4, **given: object) -> Arrival:
-    """An arrival at time 0; further keywords are its fields."""
+    """Return an arrival at time 0; further keywords are its fields."""
     return Arrival(
         request_id, **{"arrival_time_s": 0.0} | given, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens
     )
@@ -133,7 +133,7 @@ def one_token_each(batch: ScheduledBatch, *, finish: Sequence[str] = ()) -> list
 
 
 def scheduled_tokens(batch: ScheduledBatch) -> dict[str, int]:
-    """Request id to its number of query tokens."""
+    """Return the number of query tokens of each request, by id."""
     return {r.request_id: r.num_scheduled_tokens for r in batch.requests}
 
 
@@ -169,7 +169,7 @@ def make_facts(num_blocks: int = 100) -> EngineFacts:
 
 
 def submitted(engine: EngineClient, prompt: PromptInput, request_id: str, **more: Any) -> Submission:
-    """A prompt that came just now, whose outputs are deltas, as of a stream."""
+    """Return a submission of a prompt that arrived just now, with deltas as outputs, as for a stream."""
     given = {"kind": OutputKind.DELTA, **more}
     if "arrival_time_s" not in given:
         given["arrival_time_s"] = engine.now_s()

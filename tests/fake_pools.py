@@ -147,7 +147,7 @@ class FakeTransfer:
                 self._end("another prefix", lender)
 
     def _copy(self, lender: FakeWorker, lease: Lease) -> None:
-        """The next layer of a part, if it is there. A slot holds what all its layers agree on."""
+        """Copy the next layer of a part, if it is ready. A slot holds what all its layers agree on."""
         is_last = self.part == len(lease.parts) - 1
         if is_last and lease.num_layers_ready <= self.layer:
             return
@@ -249,7 +249,7 @@ class FakeWorker:
         pass
 
     def obey(self) -> None:
-        """The next command."""
+        """Carry out the next command."""
         match self.commands.popleft():
             case Add(request):
                 self.engine.add_request(request)
@@ -261,7 +261,7 @@ class FakeWorker:
                 raise AssertionError(f"{other}")
 
     def step(self) -> None:
-        """All commands, and a step."""
+        """Carry out all commands, and run a step."""
         while self.commands:
             self.obey()
         if self.engine.has_work:
@@ -317,11 +317,11 @@ class FakePools:
                 self.start(role)
 
     def find(self, epoch: int) -> FakeWorker | None:
-        """The process that lends, if it lives; one that was only taken for dead does."""
+        """Return the process that lends, if it lives, even if it was wrongly taken for dead."""
         return next((w for w in (*self.workers, *self.zombies) if w.epoch == epoch and not w.is_dead), None)
 
     def start(self, role: Role) -> None:
-        """A new process."""
+        """Start a new process."""
         epoch = next(self._epochs)
         facts = LenderAddress(Address(path=f"/{epoch}"), epoch) if role is Role.PREFILL else None
         size, whole = self.layout.block_size, self.layout.prefix_tokens
@@ -373,7 +373,7 @@ class FakePools:
         self.carry_out(self.dispatcher.worker_gone(worker_id, "it left"))
 
     def carry_out(self, outcome: DispatchResult) -> None:
-        """Orders, and what was delivered."""
+        """Carry out orders, and record what was delivered."""
         by_id = {worker.member.worker_id: worker for worker in self.workers}
         for order in outcome.orders:
             if order.worker_id in by_id:
@@ -388,7 +388,7 @@ class FakePools:
             self.lost[name] = cause
 
     def hear(self, worker: FakeWorker) -> None:
-        """The next report of a worker, dead or alive."""
+        """Handle the next report of a worker, dead or alive."""
         if worker.said:
             self.carry_out(self.dispatcher.take_in(worker.member.worker_id, worker.said.popleft()))
 

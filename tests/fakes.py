@@ -53,7 +53,7 @@ class FakeGeneration:
         self.num_prompt_tokens = self.num_committed = len(self.token_ids)
 
     def content(self, position: int) -> int:
-        """The digest at one position."""
+        """Return the digest at one position."""
         while len(self.contents) <= position:
             before = self.contents[-1] if self.contents else hash(self.salt)
             self.contents.append(hash((before, self.token_ids[len(self.contents)])))
@@ -81,7 +81,7 @@ class FakeExecutor:
         """Prefetches that take as long as they may."""
 
     def execute(self, batch: ScheduledBatch) -> dict[str, list[int]]:
-        """New token ids of each request."""
+        """Return new token ids of each request."""
         self._move(batch.kv_moves or KVMoves(), batch.step)
         for request_id in batch.finished_request_ids:
             # one that was admitted and had to give way in the same step, and then ended, was never seen here
@@ -123,7 +123,7 @@ class FakeExecutor:
                 self.memory[load.block_id, offset] = content
 
     def check(self, check: KVCheck) -> None:
-        """The page holds its request's tokens, and the context what they see: nothing was evicted meanwhile."""
+        """Check that the page holds its request's tokens, and that its context was not evicted meanwhile."""
         self._wait_for_prefetches()
         generation, block_size = self.generations[check.request_id], self.layout.block_size
         begin = check.entry * block_size
@@ -151,7 +151,7 @@ class FakeExecutor:
         return self.tables[request_id][group_id][entry], offset
 
     def _write(self, scheduled: ScheduledRequest, written: dict[tuple[int, int], str]) -> None:
-        """Drafts that will be rejected leave digests that fit nothing."""
+        """Write digests; those of drafts that will be rejected match nothing."""
         generation = self.generations[scheduled.request_id]
         num_valid = len(generation.token_ids) - scheduled.samples_token
         for position in scheduled.token_range:
@@ -173,7 +173,7 @@ class FakeExecutor:
                 )
 
     def _sample(self, scheduled: ScheduledRequest) -> list[int]:
-        """Draws how many drafts are right and appends the tokens; before writing, as K and V of right drafts stay."""
+        """Draw how many drafts are right, and append the tokens; before writing, since K and V of right drafts stay."""
         generation = self.generations[scheduled.request_id]
         num_known = scheduled.token_range.stop - scheduled.num_draft_tokens
         assert scheduled.samples_token == (num_known == len(generation.token_ids)), f"{scheduled}: {generation}"
@@ -272,7 +272,7 @@ class FakeEngine:
         background: bool = False,
         arrival_time_s: float | None = None,
     ) -> Arrival:
-        """A new request, as the engine would hand it over."""
+        """Submit a request as the engine would."""
         generation = FakeGeneration(list(prompt_token_ids), max_tokens, salt)
         hashes = hash_blocks(prompt_token_ids, self.layout.block_size, salt)
         generation.block_hashes = list(hashes)
@@ -296,14 +296,14 @@ class FakeEngine:
         return arrival
 
     def abort(self, request_id: str) -> None:
-        """Takes a request back."""
+        """Abort a request."""
         generation = self.live.pop(request_id)
         self.ended[request_id] = (FinishReason.ABORT, generation.token_ids)
         self.log.append(RequestFinishedByCaller(self.now_s, "fake", request_id, FinishReason.ABORT))
         self.scheduler.finish(request_id, FinishReason.ABORT)
 
     def step(self) -> ScheduledBatch:
-        """Decides one step, computes it, and accounts for those that are due."""
+        """Decide one step, compute it, and commit those that are due."""
         decided_s = self.now_s
         batch = self.scheduler.schedule(decided_s)
         self.log.append(StepScheduled(decided_s, "fake", batch))
@@ -351,7 +351,7 @@ class FakeEngine:
         )
 
     def run(self, max_steps: int = 100_000) -> int:
-        """Steps until nothing is left; how many steps computed something."""
+        """Run steps until no request is left; return how many computed something."""
         num_steps = 0
         for _ in range(max_steps):
             if not self.scheduler.has_work:

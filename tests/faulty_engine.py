@@ -43,14 +43,14 @@ class FaultyExecutor:
         return self.inner.max_in_flight
 
     def add_request(self, request: NewRequest) -> None:
-        """Notes which fault the request brings."""
+        """Record the fault that the request causes."""
         for token_id in request.prompt_token_ids:
             if token_id in (HANG, BREAK, ROT):
                 self.faults[request.request_id] = token_id
         self.inner.add_request(request)
 
     def submit(self, batch: ScheduledBatch) -> None:
-        """Hangs where it should."""
+        """Submit the batch, or hang if the fault says so."""
         self.step = [self.faults.get(request.request_id) for request in batch.requests]
         if HANG in self.step:
             time.sleep(3600)
@@ -64,7 +64,7 @@ class FaultyExecutor:
         return self.inner.check_kv(check, token_ids)
 
     def collect(self) -> StepResult:
-        """The result, unless the step breaks."""
+        """Return the result, unless the step fails."""
         assert BREAK not in self.step, "a broken step"
         return self.inner.collect()
 

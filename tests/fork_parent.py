@@ -172,7 +172,7 @@ class _EarlyEngine:
 
 
 def main() -> None:
-    """The process's entry."""
+    """Run the fork server's process."""
     del sys.path[0]  # the tests' folder, where no command of ours looks for modules
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for dtype in (torch.bfloat16, torch.float32):  # every engine measures them, once per process

@@ -74,13 +74,13 @@ def _types(value: Any, known: list[GGUFValueType] | None) -> tuple[GGUFValueType
 
 
 def of_type(name: str, path: Path, values: Mapping[str, Any] | None = None, **others: NDArray[np.float32]) -> Path:
-    """The model WIDE with random blocks of one type in the place of every matrix, numbers about as large.
+    """Return the model WIDE with random blocks of one type in place of every matrix, with numbers of similar size.
 
     Args:
-        name: of the type, such as "Q4_K".
-        path: of the file.
+        name: name of the type, such as "Q4_K".
+        path: path of the file.
         values: metadata to set.
-        others: what goes beside each matrix, by the last part of its name.
+        others: tensors to add beside each matrix, by the last part of its name.
     """
     kind, matrices = TYPES[TYPES_BY_NAME[name]], dict[str, Any]()
     for i, tensor in enumerate(GGUFReader(fixture(WIDE)).tensors):

@@ -33,19 +33,19 @@ def num_columns(kind: str) -> int:
 
 
 def eos_id(kind: str) -> int:
-    """The end-of-text token's."""
+    """Id of the end-of-text token."""
     token_id = text_fakes.tokenizer(kind).token_id(ENDS[kind])
     assert token_id is not None
     return token_id
 
 
 def matcher_of(kind: str, **wanted: object) -> GrammarMatcher:
-    """A matcher at the beginning; the keywords are those of StructuredOutputs."""
+    """Return a matcher at the beginning; the keywords are those of StructuredOutputs."""
     return backend(kind).matcher(backend(kind).compile(StructuredOutputs(**wanted)))
 
 
 def allowed(matcher: GrammarMatcher, vocab_size: int) -> set[int]:
-    """The mask as a set."""
+    """Return the allowed tokens as a set."""
     bits = np.full(-(-vocab_size // 32), -1, np.int32)
     matcher.fill_mask(bits)
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())

@@ -14,7 +14,7 @@ from twostroke.runner.kv_storage import JoinedStorages, KVStorage
 
 
 def tensors_of(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor that can be reached from an object, rotary tables left out: they are the context's."""
+    """Yield every tensor reachable from an object, except rotary tables, which belong to the context."""
     if id(thing) in seen or isinstance(thing, Rotary | KVStorage | JoinedStorages | type | str | bytes | int | float):
         return
     seen.add(id(thing))

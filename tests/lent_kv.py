@@ -70,17 +70,17 @@ class Pools:
         return KVSource(**{"address": self.address, "epoch": EPOCH, "lease_id": lease_id, **other})
 
     def lend(self, lease_id: int) -> None:
-        """A prompt that is there."""
+        """Lend a prompt that is computed."""
         self.lender.grant(lease_id, NUM_ENTRIES)
         self.lender.begin_part(lease_id, self.rows, NUM_ENTRIES, is_computed=True)
         self.lender.complete(lease_id, DIGEST)
 
     def borrowing(self, geometry: KVGeometry | None = None, **options: Any) -> Borrowing:
-        """Another pool that fetches from this one by the same means."""
+        """Return another pool that fetches from this one by the same transport."""
         return Borrowing(self.layout, geometry or self.geometry, by_nixl=self.address.by_nixl, **options)
 
     def connect(self) -> Connection:
-        """A borrower that the test plays itself."""
+        """Return the connection of a borrower that the test plays itself."""
         if self.address.name:
             connection = connect(self.address, 30)
             connection.settimeout(30)
@@ -106,7 +106,7 @@ def address_by(transport: str, folder: Path) -> Address:
 def pools(
     layout: KVLayout, folder: Path, transport: str, *, patience_s: float = 30, clock: Callable[[], float]
 ) -> Pools:
-    """With random bytes in the lender's blocks."""
+    """Yield pools with random bytes in the lender's blocks."""
     size = NUM_BLOCKS * layout.bytes_per_block
     shared = SharedMemory(1, size)
     data = memoryview(mmap.mmap(shared.descriptors[0], size))
@@ -183,7 +183,7 @@ class Borrowing:
 
     @property
     def num_bytes_missing(self) -> int:
-        """By the formula."""
+        """Return the number of missing bytes by the formula."""
         missing = zip(self.layout.groups, self.into.rows, self.into.first_missing, strict=True)
         return sum((len(row) - first) * self.layout.bytes_per_page(group) for group, row, first in missing)
 

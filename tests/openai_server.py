@@ -108,7 +108,7 @@ def _event(content: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def serving(server: WordServer) -> Iterator[str]:
-    """The server on a free port, in a thread; its base URL."""
+    """Serve on a free port, in a thread; yield the base URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         runner = uvicorn.Server(uvicorn.Config(server.app(), log_level="warning", ws="none", lifespan="off"))
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})

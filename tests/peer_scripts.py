@@ -41,7 +41,7 @@ SCRIPTS: dict[str, tuple[str, str]] = {
 
 
 def script_peer(folder: Path, name: str) -> Peer:
-    """Writes one of SCRIPTS."""
+    """Write one of SCRIPTS."""
     load, run = SCRIPTS[name]
     path = folder / f"{name.replace(' ', '_')}.py"
     path.write_text(_HEAD.replace("{load}", load).replace("{run}", run))

@@ -30,22 +30,22 @@ _USUAL = Member(
 
 
 def member(member_id: str, role: Role = Role.BOTH, **other: Any) -> Member:
-    """An idle member, but for what is said."""
+    """Return an idle member, changed as given."""
     return replace(_USUAL, member_id=member_id, role=role, **other)
 
 
 def prefill_member(number: int, **other: Any) -> Member:
-    """p0, p1 and so on."""
+    """Return prefill worker p0, p1 and so on."""
     return member(f"p{number}", Role.PREFILL, **other)
 
 
 def decode_member(number: int, **other: Any) -> Member:
-    """d0, d1 and so on."""
+    """Return decode worker d0, d1 and so on."""
     return member(f"d{number}", Role.DECODE, **other)
 
 
 def router_of(*members: Member, **config: Any) -> Router:
-    """A router that knows these, and every block of a prompt."""
+    """Return a router that knows these members and every block of a prompt."""
     router = Router(RoutingConfig(**({"hash_stride": 1} | config)))
     for one in members:
         router.put(one)
@@ -109,5 +109,5 @@ _FACTS = st.fixed_dictionaries(
 
 
 def members(most: int) -> st.SearchStrategy[list[Member]]:
-    """Up to so many, in any state."""
+    """Draw up to so many members, in any state."""
     return st.lists(_FACTS, max_size=most).map(lambda all_facts: [_busy_member(*one) for one in enumerate(all_facts)])

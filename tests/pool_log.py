@@ -48,7 +48,7 @@ class PoolLog:
         self.events.append(EngineLost(at_s, process, f"{process} was ended by signal 9."))
 
     def route(self, name: str, at_s: float, reason: str) -> None:
-        """The gateway has chosen."""
+        """Add the gateway's choice of a route."""
         self.events.append(RequestRouted(at_s, GATEWAY, name, D, P, reason))
 
     def arrive(
@@ -77,7 +77,7 @@ class PoolLog:
         num_tokens: int = PROMPT,
         reason: FinishReason | None = None,
     ) -> None:
-        """The whole prompt in one step, and a token."""
+        """Add a step with the whole prompt, and a token."""
         share = ScheduledRequest(name, Stroke.PREFILL, cached, num_tokens - cached, 0, True, ())
         admitted = AdmittedRequest(name, num_tokens, cached, CacheEnd.COMPLETE)
         self._step(process, begin_s, end_s, share, (admitted,), reason)
@@ -103,7 +103,7 @@ class PoolLog:
         self.events.append(KVImportEnded(end_s, D, import_id, name, problem, *traffic, last_byte_s=last_s))
 
     def end(self, process: str, name: str, at_s: float, reason: FinishReason, num_tokens: int | None = None) -> None:
-        """From outside."""
+        """Add an abort by the client."""
         self.events.append(RequestFinishedByCaller(at_s, process, name, reason, num_tokens))
 
     def end_everywhere(self, name: str, at_s: float, reason: FinishReason, num_tokens: int | None = None) -> None:

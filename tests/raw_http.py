@@ -11,13 +11,13 @@ from server_process import ServerProcess
 
 
 def connect(server: ServerProcess) -> socket.socket:
-    """A connection of its own."""
+    """Open a new connection."""
     address = urlsplit(server.url)
     return socket.create_connection((address.hostname, address.port), timeout=20)
 
 
 def say(server: ServerProcess, *parts: bytes) -> bytes:
-    """Sends bytes; returns everything that comes until the server closes."""
+    """Send bytes; return everything until the server closes."""
     chunks: list[bytes] = []
     with connect(server) as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         for part in parts:
@@ -28,7 +28,7 @@ def say(server: ServerProcess, *parts: bytes) -> bytes:
 
 
 def receive(connection: socket.socket) -> RawAnswer:
-    """One answer that has a length, and all of it; the connection may go on."""
+    """Return one complete answer that has a length; the connection may stay open."""
     answer = b""
     while b"\r\n\r\n" not in answer or len((parsed := RawAnswer.parse(answer)).content) < parsed.length:
         chunk = connection.recv(65536)
@@ -63,7 +63,7 @@ class RawAnswer:
 
     @classmethod
     def parse(cls, answer: bytes) -> RawAnswer:
-        """Takes bytes apart that begin with an answer."""
+        """Parse bytes that begin with an answer."""
         head, _, content = answer.partition(b"\r\n\r\n")
         line, *headers = head.decode("latin-1").split("\r\n")
         assert line.startswith("HTTP/1.1 "), answer

@@ -43,11 +43,11 @@ class Cluster:
 
     @property
     def prefix(self) -> list[str]:
-        """In front of a command that is to run on the head's node."""
+        """Words before a command that has to run on the head's node."""
         return self.hosts[0].prefix if self.hosts else []
 
     def run(self, *command: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
-        """A command on the head's node."""
+        """Run a command on the head's node."""
         return subprocess.run(
             [*self.prefix, *command],
             cwd=self.folder,
@@ -59,7 +59,7 @@ class Cluster:
         )
 
     def start_node(self, host: Host | None, *, is_head: bool) -> None:
-        """A node; it is there when it can be used."""
+        """Start a node; return when it can be used."""
         own = self.address.rpartition(":")[0] if host is None or is_head else host.address
         if is_head:
             where = ["--head", f"--port={self.address.rpartition(':')[2]}", f"--temp-dir={self.folder}"]
@@ -86,7 +86,7 @@ class Cluster:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """Ends every process that was started."""
+        """End every process that was started."""
         for host in self.hosts:
             kill_all(host.namespace)
         for node in self._nodes.values():
@@ -110,7 +110,7 @@ def kill_all(namespace: str) -> None:
 
 @contextlib.contextmanager
 def cluster(*, has_namespaces: bool) -> Generator[Cluster]:
-    """Starts one, and ends it whatever happens."""
+    """Start a cluster, and end it in any case."""
     folder = Path(tempfile.mkdtemp(prefix="ts-ray-"))  # short: sockets are in it
     env = {
         **os.environ,  # noqa: TID251 (of the processes that it starts)

@@ -97,7 +97,7 @@ async def main(
 
 
 def _busiest(engine: PooledEngine) -> str:
-    """The decode worker with the most streams; of those on other nodes than this one, if there are any."""
+    """Return the decode worker with the most streams, on another node than this one if there is any."""
     here = _namespace(os.getpid())
     workers = {worker: pid for worker, pid in engine.pids.items() if worker.startswith("decode")}
     away = [worker for worker, pid in workers.items() if _namespace(pid) != here]

@@ -64,12 +64,12 @@ class ServerProcess:
         return "\n".join(self.lines)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        """A request with a JSON body."""
+        """Send a request with a JSON body."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.http.post(path, json=body, headers=named)
 
     def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """The events of a stream, without the last, which must be [DONE]."""
+        """Yield the events of a stream without the last one, which must be [DONE]."""
         with self.http.stream("POST", path, json={**body, "stream": True}) as response:
             assert response.status_code == 200, response.read()
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
@@ -77,7 +77,7 @@ class ServerProcess:
         return [json.loads(line) for line in lines[:-1]]
 
     def wait_for(self, what: str, path: str, is_so: Any) -> Any:
-        """Asks until an answer is as it should be."""
+        """Request repeatedly until the answer is as expected."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             answer = self.http.get(path)
@@ -87,11 +87,11 @@ class ServerProcess:
         raise AssertionError(f"never {what}; last: {answer.status_code} {answer.text}")
 
     def wait_until_idle(self) -> None:
-        """Until no request is left in the engine."""
+        """Wait until the engine has no request."""
         self.wait_for("idle", "/health", lambda answer: answer.json()["num_requests"] == 0)
 
     def stop(self) -> int:
-        """Ends it as an operator would; returns its exit code."""
+        """Stop the server as an operator would; return its exit code."""
         self.http.close()
         self.process.send_signal(signal.SIGTERM)
         try:

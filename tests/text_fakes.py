@@ -180,7 +180,7 @@ _MAKERS = {
 
 
 def chunked(items: list[int], sizes: Iterator[int]) -> Iterator[list[int]]:
-    """Cuts a list into pieces of the sizes given, as long as there is something."""
+    """Cut a list into pieces of the given sizes."""
     start = 0
     while start < len(items):
         size = max(1, next(sizes))

@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     """Time so many pairs of runs, show them, and save them.
 
     Returns:
-        1 where an answer came too late.
+        1 if an answer came too late.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)

@@ -48,7 +48,7 @@ def waits_first(ptx: str) -> bool:
 
 
 def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[..., None]:
-    """In place of a launch."""
+    """Compile instead of launching."""
 
     def launch(*args: Any, **kwargs: Any) -> None:
         kernel = program.warmup(*args, grid=grid, **kwargs)
@@ -59,7 +59,7 @@ def compile_only(program: JITFunction[Any], grid: tuple[int, ...]) -> Callable[.
 
 
 def main() -> None:
-    """Compiles for the capability that it is told; prints each program, its shared memory and how many it became."""
+    """Compile for the given capability; print each program, its shared memory and its number of variants."""
     from twostroke.kernels.cuda import jit
 
     capability = int(sys.argv[1].replace(".", ""))

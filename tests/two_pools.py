@@ -103,7 +103,7 @@ class TwoPools:
         self.decode.engine.close()
 
     def run(self, requests: Sequence[GenerationRequest]) -> dict[str, Answer]:
-        """Each prefilled in one pool and decoded in the other."""
+        """Run each request: prefill in one pool, decode in the other."""
         answers = {request.request_id: Answer(list(request.new_request.output_token_ids)) for request in requests}
         numbers = {request.request_id: next(NUMBERS) for request in requests}
         wanted = {request.request_id: request for request in requests}
@@ -142,13 +142,13 @@ class TwoPools:
 
 
 def sequence(name: str, prompt: Sequence[int], params: SamplingParams, seed: int = 0, **more: Any) -> GenerationRequest:
-    """A request of token ids."""
+    """Return a request of token ids."""
     new = NewRequest(name, tuple(prompt), params, seed)
     return GenerationRequest(new, 0.0, params.max_tokens or 16, **more)
 
 
 def alone(config: EngineConfig, requests: Sequence[GenerationRequest]) -> dict[str, Answer]:
-    """The same in one engine."""
+    """Return the outputs of a single engine."""
     engine = build_engine(config).engine
     answers = {request.request_id: Answer() for request in requests}
     for request in requests:

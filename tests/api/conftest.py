@@ -22,7 +22,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
-    """The same model without a server: what the server has to answer."""
+    """The same model without a server, which gives the expected answers."""
     with LLM("embedded", threads=1, num_kv_blocks=2000) as llm:
         yield llm
 

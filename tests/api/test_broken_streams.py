@@ -90,7 +90,7 @@ def test_every_stream_says_why_it_ends(server: ServerProcess) -> None:
 
 
 def opened(held: ExitStack, server: ServerProcess, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events of a stream, whatever their names."""
+    """Return the events of a stream, whatever their names."""
     response = held.enter_context(server.http.stream("POST", path, json=body))
     assert response.status_code == 200, response.read()
     return events_of(response.iter_lines())

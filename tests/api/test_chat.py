@@ -59,7 +59,7 @@ def message(server: ServerProcess, **body: Any) -> dict[str, Any]:
 
 
 def streamed(server: ServerProcess, **body: Any) -> tuple[dict[str, Any], str]:
-    """The message that a stream adds up to, and why it ended."""
+    """Return the message that a stream adds up to, and its finish reason."""
     joined: dict[str, Any] = {"role": "", "content": "", "reasoning": "", "tool_calls": []}
     reasons: list[str] = []
     for event in server.events("/v1/chat/completions", BODY | body):
@@ -78,7 +78,7 @@ def streamed(server: ServerProcess, **body: Any) -> tuple[dict[str, Any], str]:
 
 
 def rendered(server: ServerProcess, **body: Any) -> str:
-    """The prompt that the model saw."""
+    """Return the prompt that the model saw."""
     ids = chat(server, **body, return_token_ids=True)["prompt_token_ids"]
     return server.post("/detokenize", {"tokens": ids}).json()["prompt"]
 

@@ -27,7 +27,7 @@ PROMPT = DEMO.with_name("stack.txt").read_text(encoding="utf-8")
 
 @contextmanager
 def started(home: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[subprocess.Popen[str]]:
-    """`make run`, with a home of its own and an index without packages."""
+    """Start `make run` with a separate home and an index without packages."""
     for name, value in (("HOME", str(home)), ("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(home))):
         monkeypatch.setenv(name, value)
     command = [sys.executable, str(DEMO), "--port", "0", "--serve"]
@@ -51,7 +51,7 @@ def shown_by(demo: subprocess.Popen[str]) -> str:
 
 
 def asked_again(command: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The address and body of a shown command, whose first word is gone, and the whole answer to it."""
+    """Return the address and body of a shown command, without its first word, and the whole answer to it."""
     words = shlex.split(command)
     url, body = words[1], json.loads(words[-1])
     return url, body, httpx.post(url, json={**body, "stream": False}, timeout=60).json()

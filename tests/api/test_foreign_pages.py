@@ -106,7 +106,7 @@ def test_who_may_change_something() -> None:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with everything that can be changed, and its keys in files."""
+    """Server on which everything can be changed, with its keys in files."""
     folder = tmp_path_factory.mktemp("keys")
     (folder / "keys").write_text("# of the team\n\n  ann:s3cret-of-ann  \ns3cret-plain\r\n", encoding="utf-8")
     (folder / "admin").write_text("\ufeffs3cret-admin\n", encoding="utf-8")

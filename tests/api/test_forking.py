@@ -34,7 +34,7 @@ def children_of(pid: int) -> list[str]:
 
 
 async def until_ended(pid: int) -> None:
-    """Until a process has ended."""
+    """Wait until a process has ended."""
     async with asyncio.timeout(SOON_S):
         while not has_ended(pid):
             await asyncio.sleep(0.01)
@@ -46,7 +46,7 @@ def folder() -> Path:
 
 
 async def lives(child: ForkedChild) -> None:
-    """Until a child has come as far as to its sockets."""
+    """Wait until a child has reached its sockets."""
     async with asyncio.timeout(SOON_S):
         while len(list(child.folder.iterdir())) == 0:
             await asyncio.sleep(0.01)

@@ -35,7 +35,7 @@ def undisturbed() -> Drill:
 
 @contextlib.asynccontextmanager
 async def pools(config: EngineConfig = CONFIG, **given: Any) -> AsyncGenerator[PooledEngine]:
-    """Pools that notice soon."""
+    """Pools with short timeouts."""
     engine = PooledEngine(config, PoolConfig(**{"heartbeat_timeout_s": 1.0, "step_timeout_s": 2.0} | given))
     await engine.start()
     try:
@@ -45,7 +45,7 @@ async def pools(config: EngineConfig = CONFIG, **given: Any) -> AsyncGenerator[P
 
 
 async def asked(engine: PooledEngine, in_the_middle: Callable[[], Any]) -> list[list[int]]:
-    """All answers; something happens as soon as the first token is there."""
+    """Return all answers; call a function when the first token arrives."""
     begun = asyncio.Event()
     asking = [
         asyncio.create_task(ask(engine, str(i), *request, delivered=lambda *_: begun.set()))

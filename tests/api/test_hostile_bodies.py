@@ -17,7 +17,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def refusing(server: ServerProcess) -> Iterator[ServerProcess]:
-    """The shared server, which must log no mistake of ours meanwhile."""
+    """Shared server, which must log no internal error meanwhile."""
     before = len(server.lines)
     yield server
     server.wait_until_idle()
@@ -36,7 +36,7 @@ def message_of(told: dict[str, Any]) -> str:
 
 
 def cases(server: ServerProcess) -> Iterator[tuple[Field, str]]:
-    """Each field of each route with a value of another kind, in turn; the benchmark tries all pairs."""
+    """Yield each field of each route with a value of another type, in rotation; the benchmark tries all pairs."""
     fields = fields_of(server.http.get("/openapi.json").json())
     assert len({field.route for field in fields}) >= 8
     for number, field in enumerate(fields):

@@ -20,7 +20,7 @@ CHUNKS = b"5\r\n" + BODY[:5] + b"\r\n%x\r\n" % (len(BODY) - 5) + BODY[5:] + b"\r
 
 
 def request(line: bytes, *headers: bytes, host: bytes = b"host: localhost\r\n", body: bytes = b"") -> bytes:
-    """A request after which the server closes."""
+    """Return a request after which the server closes the connection."""
     return line + b"\r\n" + host + b"connection: close\r\n" + b"".join(headers) + b"\r\n" + body
 
 

@@ -38,7 +38,7 @@ MOMENTS_S = (0.02, 0.3, 0.7, 1.1, 1.5, 1.9, 2.3, 2.8, 3.4, 4.0)
 
 @pytest.fixture
 def forking() -> Iterator[None]:
-    """The engine has their processes forked."""
+    """Let the engine's processes be forked."""
     with forked_engines():
         yield
 

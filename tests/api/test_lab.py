@@ -38,7 +38,7 @@ def test_its_metrics_are_on_the_page(lab: ServerProcess) -> None:
 
 
 def ended(server: ServerProcess) -> dict[str, Any]:
-    """The experiment's last word."""
+    """Return the final status of the experiment."""
     return server.wait_for("done", "/lab/experiment", lambda answer: answer.json()["state"] != "running").json()
 
 
@@ -212,7 +212,7 @@ def test_a_late_answer_does_not_hide_an_experiment_that_was_started(
 
 
 def lanes_tell_reasons(page: Page) -> None:
-    """By arrow keys and by pointer."""
+    """Check that lanes show their reasons, by arrow keys and by pointer."""
     side = page.locator(".side[data-side=a]")
     line = side.locator(".told")
     expect(line).to_contain_text("All 5 requests are drawn")

@@ -85,7 +85,7 @@ def share(value: float) -> str:
 
 
 def values_of(text: str) -> dict[str, Any]:
-    """Samples by name; of histograms the buckets, as (upper bound, how many up to it)."""
+    """Return samples by name; of histograms the buckets, as (upper bound, cumulative count)."""
     found: dict[str, Any] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -98,7 +98,7 @@ def values_of(text: str) -> dict[str, Any]:
 
 
 def quantile(buckets: list[tuple[float, float]], of_all: float) -> float:
-    """On a line through its bucket."""
+    """Return a percentile, interpolated within its bucket."""
     rank = of_all * buckets[-1][1]
     for (low, before), (high, up_to) in itertools.pairwise([(0.0, 0.0), *buckets]):
         if up_to >= rank:

@@ -54,7 +54,7 @@ def small() -> Iterator[ServerProcess]:
 
 @contextmanager
 def load(server: ServerProcess, num_clients: int, max_tokens: int = 60) -> Iterator[None]:
-    """Clients that ask again and again."""
+    """Run clients that send requests again and again."""
     over = threading.Event()
 
     def ask(number: int) -> None:
@@ -219,7 +219,7 @@ def test_what_it_shows_is_what_metrics_and_timelines_say(browser: Browser, small
 
 @contextmanager
 def long_request(server: ServerProcess) -> Iterator[list[httpx.Response]]:
-    """A request that goes on until it is ended; its answer is in the list then."""
+    """Send a request that runs until it is aborted; its answer is then in the list."""
     answers: list[httpx.Response] = []
 
     def ask() -> None:

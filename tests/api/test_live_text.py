@@ -24,7 +24,7 @@ def keeping() -> Iterator[ServerProcess]:
 
 
 def asked(server: ServerProcess, key: str = "a1", **body: object) -> str:
-    """The id of an answer."""
+    """Return the id of an answer."""
     answer = server.post("/v1/completions", {"max_tokens": 2, **body}, authorization=f"Bearer {key}")
     assert answer.status_code == 200
     return answer.json()["id"]

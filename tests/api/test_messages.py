@@ -37,7 +37,7 @@ NOW: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[Any]:
-    """Untyped: what is tested is what comes back, block by block."""
+    """Client without types, since the tests check the returned blocks."""
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         yield client
 

@@ -21,7 +21,7 @@ FLAT_FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
 
 
 def refused(server: ServerProcess, path: str, **fields: Any) -> tuple[str, str | None]:
-    """The message, and the parameter that it is about."""
+    """Return the message, and the parameter that it names."""
     answer = server.post(path, {**LEAST[path], **fields})
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

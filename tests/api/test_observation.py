@@ -45,7 +45,7 @@ def server(dumps: Path) -> Iterator[ServerProcess]:
 
 
 def samples(server: ServerProcess) -> dict[str, float]:
-    """Every sample of /metrics, by its name and its labels but the model's and the engine's."""
+    """Return every sample of /metrics, by its name and its labels without model_name and engine."""
     found: dict[str, float] = {}
     text = server.http.get("/metrics").text
     check_documented(text)

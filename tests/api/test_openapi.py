@@ -99,7 +99,7 @@ def drill(operation: Any, mode: GenerationMode) -> int:
 
 
 def check_error(path: str, body: Any) -> None:
-    """The shape that OpenAI's clients read, Anthropic's or Ollama's."""
+    """Check that an error has the shape that OpenAI's, Anthropic's or Ollama's clients read."""
     if path.startswith("/api/"):
         assert body.keys() == {"error"}
         assert body["error"]

@@ -66,7 +66,7 @@ def opened(page: Page, url: str, complaints: list[str]) -> Page:
 
 
 def fill(page: Page, **knobs: str) -> None:
-    """Greedy unless told otherwise."""
+    """Fill in the fields; greedy by default."""
     for name, value in {"temperature": "0", "max_tokens": "24", **knobs}.items():
         page.locator(f"[name={name}]").fill(value)
 

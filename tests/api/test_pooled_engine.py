@@ -41,7 +41,7 @@ REQUESTS = prompts(12)
 
 @pytest.fixture(autouse=True, scope="module")
 def forking() -> Iterator[None]:
-    """Engines have their processes forked."""
+    """Let the engines' processes be forked."""
     with forked_engines():
         yield
 
@@ -241,7 +241,6 @@ class Unlike(LocalLauncher):
     """Decode processes of the second place compute by other kernels."""
 
     async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
-        """See Launcher."""
         if name.startswith("decode-1"):
             config = replace(config, load=replace(config.load, kernels="reference"))
         return await super().launch(name, role, config, port)

@@ -16,7 +16,7 @@ from server_process import PATIENCE_S, ServerProcess
 
 @pytest.fixture(scope="module")
 def pooled() -> Iterator[ServerProcess]:
-    """Few blocks, so that a few streams are a load."""
+    """Pools with few blocks, so that a few streams are a load."""
     server = ServerProcess("--decode", "1", "--max-decode", "2", "--scaling-interval-s", "0.2", num_kv_blocks=80)
     yield server
     server.stop()
@@ -99,7 +99,7 @@ def test_one_process_has_no_pools(server: ServerProcess) -> None:
 
 @pytest.fixture(scope="module")
 def differing() -> Iterator[ServerProcess]:
-    """Two pools of different KV formats, with keys."""
+    """Two pools with different KV formats, with keys."""
     keys = ("--api-key", "tenant", "--admin-api-key", "admin")
     pools = (
         "--prefill",

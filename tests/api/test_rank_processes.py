@@ -27,7 +27,7 @@ SETTINGS = {"threads": 1, "num_kv_blocks": 600, "tensor_parallel_size": 2}
 
 
 def ranks_of(parent: int) -> list[int]:
-    """Process ids of the ranks that a process has started and that are alive."""
+    """Return the process ids of the living ranks that a process has started."""
     found: list[int] = []
     for folder in Path("/proc").iterdir():
         try:
@@ -55,7 +55,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 async def taken(stream: OutputStream) -> None:
-    """Waits for what comes next."""
+    """Wait for the next output."""
     while not stream.take():
         something: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stream.listen(lambda something=something: something.done() or something.set_result(None))

@@ -100,7 +100,7 @@ def sharing(**settings: Any) -> Iterator[Shared]:
 
 @pytest.fixture(autouse=True, scope="module")
 def forking() -> Iterator[None]:
-    """Engines whose process is not a faulty one have it forked."""
+    """Let the processes of all engines but the faulty ones be forked."""
     with forked_engines():
         yield
 
@@ -240,7 +240,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_requests_are_told() -> Non
 
 
 def _check_that_the_loss_is_told(events: list[Event]) -> None:
-    """At once, not when another engine has started, which may never be."""
+    """Check that the loss is reported immediately, and not when another engine has started, which may never happen."""
     (lost,) = (place for place, event in enumerate(events) if isinstance(event, EngineLost))
     metrics = AloneMetrics("m")
     for event in events[:lost]:

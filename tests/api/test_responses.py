@@ -31,7 +31,7 @@ WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": 
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[Any]:
-    """Untyped: what is tested is what comes back, item by item."""
+    """Client without types, since the tests check the returned items."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 

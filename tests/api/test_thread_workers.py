@@ -27,7 +27,7 @@ THREADS: dict[str, Any] = {"pool_workers": "thread", "heartbeat_timeout_s": 0.4}
 def answers(
     pools: PoolConfig, launcher: ThreadLauncher | None = None, begun: Callable[[], object] = lambda: None
 ) -> tuple[dict[str, list[int]], PooledEngine, list[str]]:
-    """All requests at once; the engine, and the causes of its troubles."""
+    """Return the answers to all requests at once, the engine, and the causes of its faults."""
     causes: list[str] = []
 
     async def run() -> tuple[dict[str, list[int]], PooledEngine]:
@@ -46,7 +46,7 @@ def answers(
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, list[int]]:
-    """By a process that does everything."""
+    """Answers of one process that does everything."""
     return answers(PoolConfig(decode=1))[0]
 
 

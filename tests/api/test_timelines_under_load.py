@@ -60,7 +60,7 @@ class Asked:
 
 @pytest.fixture(params=range(NUM_LOADS))
 def load(request: pytest.FixtureRequest) -> Iterator[tuple[ServerProcess, Random]]:
-    """A server with settings of its own."""
+    """Load of a server with its own settings."""
     random = Random(request.param)
     flags = ("--policy", POLICIES[request.param % 3], "--max-num-batched-tokens", str(random.choice([64, 100, 200])))
     server = ServerProcess(*FLAGS, *flags, num_kv_blocks=NUM_KV_BLOCKS)
@@ -134,7 +134,7 @@ def test_segments_add_up_to_the_whole_of_every_request(load: tuple[ServerProcess
 
 
 def adds_up(lane: Object) -> None:
-    """Without a gap, an overlap or a rest; the numbers are decimal, as they were sent."""
+    """Check that segments have no gap, overlap or remainder; the numbers are decimal, as sent."""
     end_ms = Decimal(0)
     for segment in lane["segments"]:
         assert segment["start_ms"] == end_ms, lane
@@ -173,18 +173,18 @@ def everything_happened(lanes: Sequence[Object]) -> None:
 
 
 def recorded(server: ServerProcess, path: Path) -> list[Event]:
-    """The server's event log."""
+    """Return the server's event log."""
     path.write_bytes(server.http.get("/flight_recorder", headers={"authorization": f"Bearer {ADMIN}"}).content)
     return list(read_events(path))
 
 
 def samples(metrics: str) -> Mapping[str, float]:
-    """By name; of those that have labels the last."""
+    """Return samples by name; of those with labels the last one."""
     families = text_string_to_metric_families(metrics)
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def num_in_engine(metrics: str) -> float:
-    """Sequences, running or waiting."""
+    """Return the number of running and waiting sequences."""
     named = samples(metrics)
     return named["twostroke:num_requests_running"] + named["twostroke:num_requests_waiting"]

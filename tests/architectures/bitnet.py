@@ -46,7 +46,7 @@ class BitNet(Llama):
 
     @classmethod
     def layer_parameters(cls, config: ModelConfig, layer_id: int) -> dict[str, Parameter]:
-        """Llama's, and two norms."""
+        """Return Llama's parameters and two norms."""
         sizes = {"output_in_norm": config.hidden_size, "down_in_norm": config.layers[layer_id].intermediate_size}
         norms = {f"{name}.weight": Parameter((size,)) for name, size in sizes.items()}
         return super().layer_parameters(config, layer_id) | norms
@@ -60,7 +60,7 @@ NAMES = {
 
 
 def add() -> None:
-    """Makes BitNet checkpoints whose weights are floats loadable in this process."""
+    """Make BitNet checkpoints with float weights loadable in this process."""
     register(
         "BitNetForCausalLM",
         Architecture("architectures.bitnet:BitNet", NAMES),

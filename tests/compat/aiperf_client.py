@@ -33,12 +33,12 @@ LOADS = {
 
 
 def main(url: str, out: Path, tokenizer: Path) -> None:
-    """Both loads; everything that was asked for has to have come."""
+    """Run both loads; every requested token has to arrive."""
     print(json.dumps({kind: measured(kind, url, out / kind, tokenizer) for kind in LOADS}))
 
 
 def measured(kind: str, url: str, out: Path, tokenizer: Path) -> dict[str, float]:
-    """One load."""
+    """Run one load."""
     shutil.rmtree(out, ignore_errors=True)
     command = [str(Path(sys.executable).with_name("aiperf")), "profile", "--model", "embedded", "--url", url]
     command += ["--endpoint-type", kind, "--tokenizer", str(tokenizer), *LOADS[kind]]

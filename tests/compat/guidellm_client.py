@@ -25,12 +25,12 @@ LOADS = {
 
 
 def main(url: str, out: Path, tokenizer: Path) -> None:
-    """All loads; everything that was asked for has to have come."""
+    """Run all loads; every requested token has to arrive."""
     print(json.dumps({path: measured(url, path, out, tokenizer) for path in LOADS}))
 
 
 def measured(url: str, path: str, out: Path, tokenizer: Path) -> dict[str, float]:
-    """One load."""
+    """Run one load."""
     written = out / f"{path.replace('/', '_')}.json"
     written.unlink(missing_ok=True)
     command = [str(Path(sys.executable).with_name("guidellm")), "run", "--disable-console-interactive"]

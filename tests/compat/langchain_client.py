@@ -19,7 +19,7 @@ CITY = {
 
 
 def main(url: str) -> None:
-    """Every way in which LangChain asks; an assertion where an answer is not what it takes it for."""
+    """Send requests in every way that LangChain has; assert that the answers are as expected."""
     shared = {"model": MODEL, "base_url": f"{url}/v1", "api_key": "none"}
     chat = ChatOpenAI(**shared, temperature=0, max_tokens=16, seed=3)
     messages = [SystemMessage("You write Python."), HumanMessage("def add(a, b):")]

@@ -16,7 +16,7 @@ METRICS = {"own_choice": "acc,none", "own_generation": "exact_match,none", "own_
 
 
 def main(url: str, out: Path) -> None:
-    """Runs the tasks, and looks at their figures."""
+    """Run the tasks, and check their figures."""
     asked = f"base_url={url}/v1/completions,model=embedded,tokenizer_backend=remote,num_concurrent=4,max_length=2048"
     run = ["-m", "lm_eval", "run", "--model", "local-completions", "--model_args", asked]
     tasks = ["--tasks", ",".join(METRICS), "--include_path", ".", "--batch_size", "4", "--output_path", str(out)]

@@ -78,7 +78,7 @@ CLIENTS: Mapping[str, Client] = {
 
 
 def main(names: Sequence[str]) -> int:
-    """Runs them in turn; how many were not content."""
+    """Run all clients in turn; return the number that failed."""
     unknown = set(names) - set(CLIENTS)
     if unknown:
         raise SystemExit(f"no client {', '.join(sorted(unknown))}; known: {', '.join(CLIENTS)}")
@@ -100,7 +100,7 @@ def main(names: Sequence[str]) -> int:
 
 
 def installed(name: str, client: Client) -> Path:
-    """The folder bin/ of its environment, made once."""
+    """Return the folder bin/ of its environment, which is made once."""
     environment = ENVIRONMENTS / name
     is_whole = environment / ".installed"
     if not is_whole.is_file():

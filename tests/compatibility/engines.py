@@ -84,7 +84,7 @@ class Run:
 
     @property
     def essence(self) -> dict[str, Any]:
-        """Everything that has to be the same, to the last bit."""
+        """Return everything that has to be equal, to the last bit."""
         return {
             name: (a.token_ids, a.logprobs, a.prompt_logprobs, a.hidden_state, a.finish_reason)
             for name, a in self.answers.items()
@@ -121,7 +121,7 @@ class Engines:
         return self._references[key]
 
     def run(self, pair: Pair) -> Run:
-        """With both.
+        """Run the engine with both features.
 
         Raises:
             TwostrokeError: they are refused.
@@ -183,7 +183,7 @@ class Engines:
         return EngineConfig.from_keywords(**self._resolved(settings))
 
     def _resolved(self, settings: dict[str, Any], spare: int = 0) -> dict[str, Any]:
-        """With the paths of models, and the number of blocks that is tight for this one."""
+        """Return the settings with the paths of models, and the fewest blocks for this one."""
         given = {**USUAL, **settings}
         model = given["model"]
         given["model"] = self._models.path(model)

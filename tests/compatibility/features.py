@@ -71,7 +71,7 @@ class Feature:
 
 
 def drafts(method: str, num_drafts: int, **given: Any) -> Settings:
-    """A way to draft, by a fixed number: what is measured first would draft nothing here."""
+    """Return a drafting method with a fixed number of drafts: the gate would draft nothing in so short a run."""
     return {"speculative_config": {"method": method, "num_speculative_tokens": num_drafts, **given}}
 
 

@@ -45,7 +45,7 @@ class Models:
         return find_model(self.path(name)).config()
 
     def drafter(self, kind: str, target: str) -> str:
-        """A folder of what drafts for a model, written when it is first asked for."""
+        """Return the folder of a model that drafts, written on first use."""
         if kind == "itself":
             return self.path(target)
         folder = self.folder / f"{kind}-of-{target}"
@@ -57,7 +57,7 @@ class Models:
 
 
 def _write_gguf(path: Path) -> None:
-    """llama.cpp's fixture of two layers, as one of more, whose layers are those two in turn."""
+    """Write llama.cpp's fixture of two layers with more layers, which repeat those two."""
     name = "llama-q8_0"
     blocks = {tensor.name: tensor.data for tensor in GGUFReader(gguf_files.fixture(name)).tensors}
     more = {

@@ -177,7 +177,7 @@ def idle_of(pair: Pair) -> Idle | None:
 
 
 def named_pairs() -> list[frozenset[str]]:
-    """All that are here, as often as they are."""
+    """Return all pairs of the table, with duplicates."""
     return [frozenset(pair) for refusal in REFUSALS for pair in refusal.pairs] + [
         frozenset((idle.name, idle.beside)) for idle in IDLE
     ]

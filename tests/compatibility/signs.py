@@ -33,7 +33,7 @@ def is_overtaken(run: Run, feature: Feature) -> bool:
 
 
 def gives_way(run: Run, feature: Feature) -> bool:
-    """Work that may wait was overtaken, or made room."""
+    """Return whether background work was overtaken or preempted."""
     del feature
     arrivals = [event for event in run.events if isinstance(event, RequestArrived)]
     background = {event.request_id for event in arrivals if event.arrival.background}
@@ -49,7 +49,7 @@ def gives_way(run: Run, feature: Feature) -> bool:
 
 
 def is_decided_ahead(run: Run, feature: Feature) -> bool:
-    """A step was decided before the result of the one before it was there."""
+    """Return whether a step was decided before the result of the previous one."""
     del feature
     decided = [event for event in run.events if isinstance(event, StepCommitted | StepScheduled)]
     kinds = [type(event) for event in decided if isinstance(event, StepCommitted) or event.batch.requests]

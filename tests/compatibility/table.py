@@ -60,7 +60,7 @@ class _Notes:
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the whole page."""
     notes = _Notes()
     rows = [_row(number, feature, notes) for number, feature in enumerate(FEATURES, 1)]
     refused = [pair for pair in PAIRS if refusal_of(pair) is not None]

@@ -20,7 +20,7 @@ NUM_BYTES = 33_000_000
 
 @pytest.fixture(autouse=True)
 def needs_namespaces(pytestconfig: pytest.Config) -> None:
-    """Skipped without root or ip and tc; failed where everything is said to be there."""
+    """Skip without root or ip and tc; fail if --require-all is given."""
     missing = why_no_link()
     if missing:
         (pytest.fail if pytestconfig.getoption("require_all") else pytest.skip)(missing)

@@ -28,7 +28,7 @@ GATEWAY = Path(__file__).parents[1] / "ray_gateway.py"
 
 @pytest.fixture(scope="session")
 def ray_cluster(pytestconfig: pytest.Config) -> Generator[Cluster]:
-    """Two nodes where namespaces can be made, else one."""
+    """Cluster of two nodes if namespaces can be made, else of one."""
     if importlib.util.find_spec("ray") is None:
         (pytest.fail if pytestconfig.getoption("require_all") else pytest.skip)("not installed: ray (pip)")
     with cluster(has_namespaces=not why_no_link()) as running:
@@ -37,7 +37,7 @@ def ray_cluster(pytestconfig: pytest.Config) -> Generator[Cluster]:
 
 @pytest.fixture
 def two_nodes(ray_cluster: Cluster, pytestconfig: pytest.Config) -> Cluster:
-    """Skipped without root or ip and tc; failed where everything is said to be there."""
+    """Skip without root or ip and tc; fail if --require-all is given."""
     if not ray_cluster.hosts:
         (pytest.fail if pytestconfig.getoption("require_all") else pytest.skip)(why_no_link())
     return ray_cluster
@@ -60,7 +60,7 @@ def streams(
 
 
 def check_streams(found: dict[str, Any], undisturbed: Drill) -> None:
-    """Every stream of every round: all its tokens, and every bit of their log-probabilities."""
+    """Check every stream of every round: all tokens, and every bit of their log-probabilities."""
     for token_ids, logprobs in found["rounds"]:
         assert token_ids == list(undisturbed.token_ids.values())
         assert logprobs == list(undisturbed.logprobs.values())

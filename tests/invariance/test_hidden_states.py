@@ -43,7 +43,7 @@ def engine(model: Path, **config: Any) -> TextEngine:
 def embed(
     runner: TextEngine, given: Sequence[Prompt], beside: Sequence[Prompt] = (), max_tokens: int = 20
 ) -> tuple[list[RequestOutput], list[RequestOutput]]:
-    """The outputs for embeddings, and of ordinary requests that run beside them."""
+    """Return the outputs of embeddings, and of ordinary requests that run beside them."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1, logprobs=0)
     ordinary = [runner.submit({"prompt_token_ids": prompt}, params) for prompt in beside]
     asked: list[str] = []
@@ -72,7 +72,7 @@ def model(request: pytest.FixtureRequest, random_models: dict[str, Path]) -> Pat
 
 @pytest.fixture(scope="module")
 def alone(model: Path) -> list[bytes | None]:
-    """Each in an engine where nothing else runs and nothing is cached."""
+    """Return each output from an engine where nothing else runs and nothing is cached."""
     runner = engine(model, enable_prefix_caching=False)
     return [states(embed(runner, [prompt])[0])[0] for prompt in prompts()]
 

@@ -56,7 +56,7 @@ def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
 
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For each step how many of its tokens the device was to hand on to itself."""
+    """Return for each step how many of its tokens the device has to pass on itself."""
     counts: list[int] = []
     find = AsyncModelRunner._places_handed_on
 

@@ -46,7 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def blocks(type_name: str, weight: Tensor) -> QuantizedWeight:
-    """Random blocks of a ggml type in the place of a matrix, numbers about as large."""
+    """Return random blocks of a ggml type in place of a matrix, with numbers of similar size."""
     kind, (num_rows, num_columns) = TYPES[TYPES_BY_NAME[type_name]], weight.shape
     found = random_blocks(kind, (1e-3, 4e-3), (num_rows, num_columns // kind.block_size), seed=num_rows)
     return repack(
@@ -64,7 +64,7 @@ FORMATS: dict[str, Quantize] = {
 
 
 def weights(config: ModelConfig, dtype: torch.dtype, quantize: Quantize) -> dict[str, Tensor | QuantizedWeight]:
-    """Random weights, those of layers in a format."""
+    """Return random weights, those of layers in a format."""
     generator, found = torch.Generator().manual_seed(5), dict[str, Tensor | QuantizedWeight]()
     for name, parameter in Sparse.parameters(config).items():
         numbers = torch.randn(parameter.shape(sum(parameter.rows)), generator=generator)
@@ -79,7 +79,7 @@ def is_of_products(name: str, parameter: Parameter) -> bool:
 
 
 def states(model: Sparse) -> list[Tensor]:
-    """Hidden states of two prompts at once, of decodes by one, and of both together."""
+    """Return hidden states of two prompts at once, of decodes one by one, and of both together."""
     driver = PagedDriver(model, num_blocks=64, kv_format="bf16")
     first, second = driver.add([i * 7 % 60 for i in range(60)]), driver.add([i * 5 % 60 for i in range(40)])
     steps = [[(first, 37), (second, 13)], [(first, 1)], [(first, 1), (second, 1)], [(second, 3)], [(first, 1)]]

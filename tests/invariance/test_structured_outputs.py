@@ -36,7 +36,7 @@ PROMPTS = [tuple(range(i, i + 9 + i)) for i in range(12)]
 
 
 def params() -> list[SamplingParams]:
-    """Every form, greedy and sampled, with rules beside it."""
+    """Return every format, greedy and sampled, with other rules."""
     choices: list[dict[str, Any]] = [
         {"temperature": 1.0},
         {"temperature": 0.0, "logprobs": 1},

@@ -22,7 +22,7 @@ MODELS = [*SHAPES, "embedded"]
 
 
 def ngram(num_drafts: int) -> dict[str, Any]:
-    """Drafts at the slightest occasion, so that many do not stand."""
+    """N-gram drafts after very short matches, so that many are rejected."""
     return {"method": "ngram", "num_speculative_tokens": num_drafts, "prompt_lookup_min": 1}
 
 
@@ -109,7 +109,7 @@ def generate(
 
 
 def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
-    """Everything that has to be the same: ids, text, log-probabilities to the last bit."""
+    """Return everything that has to be equal: ids, text, log-probabilities to the last bit."""
     return [
         [
             (c.token_ids, c.text, c.finish_reason, [[(t, p.logprob) for t, p in at.items()] for at in c.logprobs or []])

@@ -52,7 +52,7 @@ def attention_over(
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attends over what `visible`, bool [num_queries, num_keys], says; `bias` [num_heads, num_queries, num_keys]."""
+    """Attend over what `visible`, bool [num_queries, num_keys], allows; `bias` [num_heads, num_queries, num_keys]."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale

@@ -33,7 +33,7 @@ class NaiveBlockPool:
         return key in self.evicted[-len(self.blocks) :]
 
     def may_be_next(self) -> set[int]:
-        """Free blocks without content; when there are none, the cached one that was given back first."""
+        """Return the free blocks without content; if there are none, the cached one that was freed first."""
         idle = [i for i, block in enumerate(self.blocks) if block.ref_count == 0 and not block.is_bad]
         blank = {i for i in idle if self.blocks[i].key is None}
         return blank or {min(idle, key=lambda i: self.blocks[i].freed_at)}
@@ -63,23 +63,23 @@ class NaiveBlockPool:
             self.evicted = [other for other in self.evicted[-len(self.blocks) :] if other != key]
 
     def forget_names(self) -> None:
-        """No block has a name."""
+        """Remove the names of all blocks."""
         for block in self.blocks:
             block.key = None
 
     def quarantine(self, block_id: int) -> None:
-        """Out of use, and its name with it."""
+        """Take a block out of use, and remove its name."""
         self.blocks[block_id] = NaiveBlock(is_bad=True)
 
     def find(self, key: tuple[int, bytes]) -> int | None:
-        """Looks at every block."""
+        """Search every block."""
         return next((i for i, block in enumerate(self.blocks) if block.key == key), None)
 
 
 def longest_prefix(
     layout: KVLayout, block_hashes: Sequence[bytes], num_tokens: int, known: set[tuple[int, bytes]]
 ) -> int:
-    """Tokens of the longest usable prefix: tries every length, the longest first."""
+    """Return the tokens of the longest usable prefix; tries every length, the longest first."""
     for length in range(min(len(block_hashes) * layout.block_size, num_tokens - 1), 0, -1):
         if all(
             length % layout.tokens_per_block(group) == 0
@@ -105,7 +105,7 @@ def names_needed(
 
 
 def largest_window_demand(layout: KVLayout, num_tokens: int, chunk: int) -> int:
-    """Blocks held at the worst moment when `num_tokens` are computed in chunks, found by walking through them."""
+    """Return the largest number of held blocks while `num_tokens` are computed in chunks, by simulating the chunks."""
     worst = 0
     for start in range(0, num_tokens, chunk):
         end = min(num_tokens, start + chunk)

@@ -100,7 +100,7 @@ def arguments_call(text: str, at: int, name: str) -> Found | None:
 
 
 def whole_arguments(text: str, at: int) -> tuple[str, int] | None:
-    """Arguments that cannot be handed on as they come: before the name, as a string, or null."""
+    """Return whether arguments cannot be streamed: they are before the name, a string, or null."""
     if text.startswith("null", at):
         return "{}", at + 4
     if not text.startswith(("{", '"'), at):

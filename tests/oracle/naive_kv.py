@@ -28,13 +28,13 @@ class Codes:
 
 
 def block_of(head_dim: int) -> int:
-    """Numbers that int4 transforms together."""
+    """Return how many numbers int4 transforms together."""
     powers = [2**n for n in range(10)]
     return head_dim if head_dim >= 16 and head_dim in powers else max(p for p in powers if head_dim // 2 % p == 0)
 
 
 def transform(x: npt.NDArray[np.float32], divisor: int) -> npt.NDArray[np.float32]:
-    """Hadamard's transform of each block of a vector, after a division."""
+    """Return Hadamard's transform of each block of a vector, divided first."""
 
     def whole(part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         if len(part) == 1:
@@ -53,12 +53,12 @@ def transformed(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def inverse_hadamard(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The inverse."""
+    """Return the inverse transform."""
     return transform(x, 2 ** ((round(np.log2(block_of(len(x)))) + 1) // 2))
 
 
 def quantize(x: npt.NDArray[np.float32], kv_format: KVFormat) -> Codes:
-    """A vector of finite numbers."""
+    """Quantize a vector of finite numbers."""
     levels = np.float32(LEVELS[kv_format])
     if kv_format == "int4":
         x = transformed(x)
@@ -85,7 +85,7 @@ def e4m3_values() -> npt.NDArray[np.float64]:
 
 
 def e4m3(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Codes: the nearest, of two equally near ones the even code, and the last one for what lies beyond."""
+    """Return the nearest codes: the even one of two that are equally near, the last one beyond the range."""
     values, size = e4m3_values(), np.abs(x.astype(np.float64))
     above = np.clip(np.searchsorted(values, size), 1, 0x7E)
     below = above - 1

@@ -56,7 +56,7 @@ def processed(logits: np.ndarray, request: NaiveRequest) -> list[np.float32]:
 
 
 def scaled(row: Sequence[np.float32], temperature: float) -> list[np.float32]:
-    """Divided by temperature, the largest moved to 0."""
+    """Return the row divided by temperature, with the largest moved to 0."""
     largest = max(row)
     return [(x - largest) / np.float32(max(temperature, np.finfo(np.float32).tiny)) for x in row]
 
@@ -117,7 +117,7 @@ def gumbel(request: NaiveRequest, token: int) -> float:
 
 
 def sample(logits: np.ndarray, request: NaiveRequest) -> int | None:
-    """The token; None when there is none to draw."""
+    """Return the sampled token; None if there is none to sample."""
     if any(math.isnan(x) or x == math.inf for x in logits):
         return None
     row = processed(logits, request)

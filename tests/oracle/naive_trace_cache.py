@@ -34,7 +34,7 @@ class NaiveTraceCache:
     """By the request that took the block."""
 
     def decided(self, batch: ScheduledBatch) -> None:
-        """Blocks go to the batch's requests in its order; who gave way did so as soon as something was missing."""
+        """Allocate blocks to the batch's requests in its order; requests were preempted when blocks ran out."""
         batch_priority = [preemption.request_id for preemption in batch.preemptions]
         admitted = {one.request_id: one.num_tokens for one in batch.admitted}
         for share in batch.requests:
@@ -78,7 +78,7 @@ class NaiveTraceCache:
         return self.num_blocks - private - len(self.used) - len(self.shelf)
 
     def look_up(self, name: str, num_tokens: int) -> list[Content]:
-        """Block after block, never the one with the last token, which has to be computed."""
+        """Search block after block, without the last token's block, which has to be computed."""
         found: list[Content] = []
         while (len(found) + 1) * self.block_size < num_tokens:
             content = self.content(name, len(found))
@@ -92,7 +92,7 @@ class NaiveTraceCache:
         return found
 
     def give_back(self, name: str) -> None:
-        """The end of the prompt first, so that its beginning goes last."""
+        """Free a request's blocks, the last of the prompt first, so that its beginning is evicted last."""
         for content in reversed(self.tables.pop(name)):
             if content is not None:
                 self.used[content] -= 1

@@ -48,17 +48,17 @@ class PagedDriver:
         self._free = [int(b) for b in np.random.default_rng(seed).permutation(num_blocks)]
 
     def add(self, token_ids: Sequence[int]) -> DrivenRequest:
-        """A new request; nothing is computed yet."""
+        """Add a request; nothing is computed yet."""
         return DrivenRequest(list(token_ids), 0, [[] for _ in self.layout.groups])
 
     def free(self, request: DrivenRequest) -> None:
-        """Gives its blocks back, with what they hold."""
+        """Free its blocks, with their content."""
         for table in request.block_tables:
             self._free += [block_id for block_id in table if block_id >= 0]
             table.clear()
 
     def step(self, work: Sequence[tuple[DrivenRequest, int]]) -> list[torch.Tensor]:
-        """Computes the next n tokens of each request; returns final hidden states [n, hidden_size] per request."""
+        """Compute the next n tokens of each request; return final hidden states [n, hidden_size] per request."""
         starts, ids, positions, metadata = self._inputs(work)
         hidden = self.model.forward(ids, positions, metadata, self.kv)
         return [hidden[a:b] for a, b in pairwise(starts)]

@@ -17,14 +17,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(1, 8))
     def begin(self, num_blocks: int) -> None:
-        """A fresh pool."""
+        """Make a new pool."""
         self.pool = BlockPool(num_blocks)
         self.naive = NaiveBlockPool(num_blocks)
         self.held: list[list[int]] = []
 
     @rule(data=st.data())
     def allocate(self, data: st.DataObject) -> None:
-        """Blank blocks go first, then the cached one that was given back longest ago."""
+        """Allocate: blank blocks first, then the cached one that was freed longest ago."""
         num_blocks = data.draw(st.integers(0, self.pool.num_free_blocks))
         block_ids = self.pool.allocate(num_blocks)
         for block_id in block_ids:
@@ -34,7 +34,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held))
     @rule(data=st.data(), key=KEYS)
     def name(self, data: st.DataObject, key: tuple[int, bytes]) -> None:
-        """A full block gets its name."""
+        """Name a full block."""
         block_id = data.draw(st.sampled_from([b for blocks in self.held for b in blocks]))
         if self.naive.blocks[block_id].key in (None, key):
             self.pool.name(block_id, *key)
@@ -42,7 +42,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def share(self, key: tuple[int, bytes]) -> None:
-        """A prefix is hit."""
+        """Hit a prefix."""
         block_id = self.pool.find(*key)
         if block_id is not None:
             self.pool.share([block_id])
@@ -52,7 +52,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        """A holder ends."""
+        """End a holder."""
         block_ids = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
         self.pool.free(reversed(block_ids))
         for block_id in reversed(block_ids):
@@ -60,14 +60,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule()
     def forget_names(self) -> None:
-        """An administrator resets the prefix cache."""
+        """Reset the prefix cache as an administrator."""
         self.pool.forget_names()
         self.naive.forget_names()
 
     @precondition(lambda self: hasattr(self, "pool") and self.pool.num_free_blocks)
     @rule(data=st.data())
     def quarantine(self, data: st.DataObject) -> None:
-        """A block without references is found to be corrupt."""
+        """Find a block without references to be corrupt."""
         idle = [i for i, block in enumerate(self.naive.blocks) if block.ref_count == 0 and not block.is_bad]
         block_id = data.draw(st.sampled_from(idle))
         self.pool.quarantine(block_id)
@@ -75,7 +75,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        """Both tell the same story."""
+        """Check that both pools agree."""
         self.pool.check_invariants()
         assert self.pool.num_quarantined == sum(block.is_bad for block in self.naive.blocks)
         num_sound = self.pool.num_blocks - self.pool.num_quarantined

@@ -60,7 +60,7 @@ class HandoverMachine(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, number=st.sampled_from([1, 1, 4]))
     def ask(self, seed: int, number: int) -> None:
-        """Requests; prompts begin alike, or drive each other out of the cache."""
+        """Submit requests whose prompts share prefixes, or evict each other's."""
         dice = random.Random(seed)
         for _ in range(number):
             self._ask(dice)
@@ -110,7 +110,7 @@ class HandoverMachine(RuleBasedStateMachine):
 
     @rule(times=st.sampled_from([1, 3, 10]))
     def quiet_time(self, times: int) -> None:
-        """Without trouble."""
+        """Run without faults."""
         for _ in range(times):
             self.everything()
 

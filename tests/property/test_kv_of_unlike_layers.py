@@ -98,7 +98,7 @@ class UnlikeLayers(RuleBasedStateMachine):
 
     @rule(kind=st.integers(0, 1), num_tokens=st.integers(1, MOST_TOKENS), num_own=st.sampled_from([0, 0, 3, 30]))
     def admit(self, kind: int, num_tokens: int, num_own: int) -> None:
-        """With the longest prefix that is there, which is the naive one."""
+        """Admit a request with the longest cached prefix, which has to equal the naive one."""
         tokens = [kind] * max(0, num_tokens - num_own) + [2 + self.num_admitted] * min(num_own, num_tokens)
         hashes = self.hashes(tokens)
         cached = self.kv.find_cached(hashes, num_tokens)
@@ -115,7 +115,7 @@ class UnlikeLayers(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data(), num_tokens=st.integers(1, 40), num_rejected=st.integers(0, 5))
     def grow(self, data: st.DataObject, num_tokens: int, num_rejected: int) -> None:
-        """Some more tokens, of which the last may be drafts that do not stand."""
+        """Add tokens, of which the last may be drafts that are rejected."""
         name = data.draw(st.sampled_from(sorted(self.live)))
         sequence = self.live[name]
         num_tokens = min(num_tokens, MOST_TOKENS - sequence.num_tokens)
@@ -126,7 +126,7 @@ class UnlikeLayers(RuleBasedStateMachine):
         self.compute(name, num_tokens, num_rejected=min(num_rejected, num_tokens - 1))
 
     def compute(self, name: str, num_tokens: int, num_rejected: int = 0) -> None:
-        """One step: room, K and V, a look at all that it sees, and names."""
+        """Run a step: allocate, write K and V, read all that it sees, and name blocks."""
         sequence = self.live[name]
         start, end = sequence.num_tokens, sequence.num_tokens + num_tokens
         updates = self.kv.try_allocate(name, start, end)
@@ -179,7 +179,7 @@ class UnlikeLayers(RuleBasedStateMachine):
             assert self.kv.num_blocks_held(name) <= self.layout.peak_blocks(MOST_TOKENS, MOST_TOKENS)
 
     def filled_bytes(self) -> int:
-        """Slots of the tables' blocks that hold a token, each once, however many tables it stands in."""
+        """Return the bytes of slots in the tables' blocks that hold a token, each counted once."""
         filled: set[tuple[int, int, int]] = set()
         for name, sequence in self.live.items():
             table = self.kv._tables[name]

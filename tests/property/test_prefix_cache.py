@@ -22,7 +22,7 @@ PATTERNS = st.one_of(
 
 
 def names_of(layout: KVLayout, num_pages: int) -> tuple[list[bytes], list[tuple[int, bytes]]]:
-    """A name for each page, and the names of all blocks that they fill."""
+    """Return a name for each page, and the names of all blocks that they fill."""
     hashes = [bytes([i]) for i in range(num_pages)]
     blocks = [
         (group_id, hashes[end - 1])

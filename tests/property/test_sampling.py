@@ -18,7 +18,7 @@ from twostroke.sampling_params import SamplingParams
 
 @st.composite
 def params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
-    """Mostly defaults, any of them off."""
+    """Draw parameters: mostly defaults, any of them off."""
     token = st.integers(0, vocab_size - 1)
 
     def maybe(off: object, values: st.SearchStrategy[object]) -> object:

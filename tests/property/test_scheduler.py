@@ -91,14 +91,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(seed=SEEDS)
     def begin(self, seed: int) -> None:
-        """A fresh engine."""
+        """Make a new engine."""
         self.engine = make_engine(random.Random(seed))
         self.num_requests = 0
         self.progress: dict[str, Progress] = {}
 
     @rule(seed=SEEDS, num_requests=st.integers(1, 5))
     def submit(self, seed: int, num_requests: int) -> None:
-        """A burst. Prompts begin alike: of two families, cut at random; many are short and have much to say."""
+        """Submit a burst of requests of two families of prompts; many are short with long answers."""
         dice = random.Random(seed)
         longest = self.engine.kv.max_model_len
         for _ in range(num_requests):
@@ -119,19 +119,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.live)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        """At any moment, also with a step in flight."""
+        """Abort a request at any time, even with a step in flight."""
         request_id = data.draw(st.sampled_from(sorted(self.engine.live)))
         self.engine.abort(request_id)
         assert self.engine.scheduler.get(request_id) is None
 
     @rule(num_steps=st.integers(1, 6))
     def steps(self, num_steps: int) -> None:
-        """A few steps, each checked."""
+        """Run a few steps, each checked."""
         for _ in range(num_steps):
             self.step()
 
     def step(self) -> None:
-        """One step and the rules it has to keep."""
+        """Run a step, and check its rules."""
         scheduler = self.engine.scheduler
         requests = {i: scheduler.get(i) for i in self.engine.live}
         queued = {i for i, r in requests.items() if r is not None and r.status is not RequestStatus.RUNNING}
@@ -154,7 +154,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (request.status, request.num_output_tokens) == (RequestStatus.WAITING, 0)
 
     def check_order(self, batch: ScheduledBatch, queued: set[str]) -> None:
-        """Check that no request was admitted before a more urgent one: keys bound how far requests may overtake."""
+        """Check that no request was admitted before a more urgent one: keys bound how far requests may overtake.
+
+        A fair queue keeps this order among the requests of each tenant; among tenants see test_fairness.py. Background
+        work is less urgent than all other work.
+        """
         keys = {i: (i in self.engine.background, key) for i, key in self.engine.keys.items()}
         is_fair = self.engine.settings.policy == "fair"
         for tenant in ["", "a", "b"] if is_fair else [None]:
@@ -164,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert max(keys[i] for i in admitted) < min(keys[i] for i in mine - admitted)
 
     def check_sizes(self, batch: ScheduledBatch) -> None:
-        """Budget and slots."""
+        """Check the budget and the slots."""
         settings = self.engine.settings
         budget = settings.max_num_batched_tokens
         whole = [r.num_scheduled_tokens for r in batch.requests if r.stroke is Stroke.PREFILL]
@@ -176,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.engine.scheduler.num_running <= min(settings.max_num_seqs, budget)
 
     def check_positions(self, batch: ScheduledBatch, requests: dict[str, Request | None]) -> None:
-        """Between preemptions every position is computed exactly once, from the cached prefix on."""
+        """Check that between preemptions every position after the cached prefix is computed exactly once."""
         if not self.engine.kv.keeps_computed_kv:
             assert all(r.num_computed_tokens == 0 for r in batch.requests)
             return
@@ -215,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        """Every structure agrees with itself and the others."""
+        """Check that every structure is consistent with itself and the others."""
         if hasattr(self, "engine"):
             self.engine.scheduler.check_invariants()
 

@@ -94,7 +94,7 @@ class Outcome:
 
 
 def oracle(tokenizer: Tokenizer, ids: list[int], params: SamplingParams) -> Outcome:
-    """Decodes from scratch after each token; a U+FFFD at the end may be half a character and is not looked at."""
+    """Decode from scratch after each token; a U+FFFD at the end may be half a character and is ignored."""
     seen = 0
     for count in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:count], params.skip_special_tokens)

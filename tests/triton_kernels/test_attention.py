@@ -53,8 +53,8 @@ TOLERANCE = {
 
 @pytest.fixture(autouse=True)
 def small_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a card, a segment would be a long way for an interpreter. Tiles are as high as there: it takes as long for
-    many rows as for a few."""
+    """Return a cut with short segments, since long ones take too long in the interpreter. Tiles are as high as on a
+    card."""
     monkeypatch.setattr(cuda_attention, "CUT", Cut(chunk=32, segment=64))
 
 

@@ -20,7 +20,7 @@ DEVICE = device()
 
 
 def samplers(vocab_size: int) -> tuple[Sampler, Sampler]:
-    """With the kernels, and without."""
+    """Return samplers with and without the kernels."""
     ours = Sampler(vocab_size, (2,), DEVICE, sampling.gumbel_argmax, sampling.filtered_argmax)
     return ours, Sampler(vocab_size, (2,))
 
@@ -30,7 +30,7 @@ def states_of(params: list[SamplingParams], vocab_size: int) -> list[SamplingSta
 
 
 def logits_of(num_rows: int, vocab_size: int, *, in_bfloat16: bool) -> Tensor:
-    """Rows as models make them: bfloat16 has many that are equal."""
+    """Return rows like those of models: bfloat16 has many equal values."""
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
     logits[-1, 1::2] = -torch.inf
     return logits.bfloat16().float() if in_bfloat16 else logits

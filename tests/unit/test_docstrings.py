@@ -34,7 +34,7 @@ class Docstring(NamedTuple):
 
 
 def docstrings_of(tree: ast.AST, name: str = "") -> Iterator[tuple[int, str, str]]:
-    """Line, name and text of every docstring, those behind an assignment included."""
+    """Yield line, name and text of every docstring, those behind an assignment included."""
     documented = name
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

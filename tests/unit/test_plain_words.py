@@ -32,7 +32,7 @@ def sources() -> Iterator[Path]:
 
 
 def class_names(tree: ast.AST) -> Iterator[int]:
-    """Lines of texts into which the name of a class, or an exception as Python writes it, is put."""
+    """Yield lines with a string that includes the name of a class, or an exception's repr."""
     asserted = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Assert) for part in ast.walk(node)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.FormattedValue) or id(node) in asserted:

@@ -28,7 +28,7 @@ def pools() -> list[Event]:
 
 
 def lost() -> list[Event]:
-    """An engine that died under its requests, and the next."""
+    """Make events of an engine that died with live requests, and of the next one."""
     first, second = random_load(3)[:100], random_load(4)
     return [*first, EngineLost(first[-1].time_s, first[-1].process, "it died"), *second[:100]]
 

@@ -29,7 +29,7 @@ def small() -> Iterator[ServerProcess]:
 
 @contextlib.contextmanager
 def asking(server: ServerProcess) -> Iterator[socket.socket]:
-    """Has sent a long request; what waits for its first token has not even the head of an answer."""
+    """Send a long request; while it waits for its first token not even the head of an answer is written."""
     body = json.dumps(LONG).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection:

@@ -21,7 +21,7 @@ TOKENIZER = text_fakes.tokenizer("byte_level")
 
 
 def called(work: Callable[[], object]) -> list[str]:
-    """Names of the Python functions that are called in it."""
+    """Return the names of the Python functions that are called in the block."""
     names: list[str] = []
 
     def hear(frame: FrameType, event: str, _: Any) -> None:

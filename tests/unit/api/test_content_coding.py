@@ -173,7 +173,7 @@ def test_a_disconnect_is_handed_on() -> None:
 
 
 def skipped(num_bytes: int) -> bytes:
-    """A frame of zstd that means nothing."""
+    """Return a skippable frame of zstd."""
     return b"\x50\x2a\x4d\x18" + num_bytes.to_bytes(4, "little") + bytes(num_bytes)
 
 

@@ -141,7 +141,7 @@ def test_a_text_is_not_read_for_a_list_nor_a_list_for_a_text(route: str) -> None
 
 def test_every_list_has_a_limit_that_is_checked_first() -> None:
     def hints(hint: Any) -> Iterator[tuple[Any, bool]]:
-        """Every list within a type, and whether it is bounded."""
+        """Yield every list within a type, and whether it is bounded."""
         origin, parts = get_origin(hint), get_args(hint)
         if origin is Annotated:
             if get_origin(parts[0]) is list:
@@ -166,7 +166,7 @@ def test_every_list_has_a_limit_that_is_checked_first() -> None:
 
 def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not() -> None:
     def body(number: int) -> bytes:
-        """With this many lists and objects, and twice as many brackets in texts."""
+        """Return a body with this many lists and objects, and twice as many brackets in strings."""
         texts = b'"\\"[{","]{[",' * number
         return b'{"prompt":"[","metadata":{"a":[%b[]%b]}}' % (texts, b",{}" * (number - 4))
 
@@ -178,7 +178,7 @@ def test_lists_and_objects_are_counted_and_brackets_in_texts_are_not() -> None:
 @pytest.mark.parametrize("field", [b'"":0', b'"a:\\":":"b:"', b'"\\\\" :\n":"'], ids=str)
 def test_fields_are_counted_before_any_is_made_and_colons_in_texts_are_not(field: bytes) -> None:
     def body(number: int) -> bytes:
-        """With so many fields."""
+        """Return a body with so many fields."""
         return b'{"prompt":"::","zz":{%b}}' % b",".join([field] * (number - 2))
 
     check_shape(CompletionRequest, body(MAX_FIELDS))

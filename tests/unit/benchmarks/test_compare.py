@@ -130,7 +130,7 @@ def test_an_interpreter_that_cannot_be_run_is_a_reason(tmp_path: Path) -> None:
 
 
 def _state(pid: int) -> str:
-    """S sleeps, R runs, T is stopped."""
+    """Return the state: S sleeps, R runs, T is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0]
 
 

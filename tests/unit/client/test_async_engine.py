@@ -32,7 +32,7 @@ def params(i: int) -> SamplingParams:
 
 
 async def collect(engine: AsyncEngine, i: int) -> tuple[int, ...]:
-    """All updates of one stream; each extends the one before."""
+    """Return all updates of one stream; each extends the previous one."""
     seen: tuple[int, ...] = ()
     finished = False
     async for output in engine.generate({"prompt_token_ids": [i + 1] * 20}, params(i)):
@@ -309,7 +309,7 @@ def test_a_slow_prompt_holds_nobody_up(folder: str, monkeypatch: pytest.MonkeyPa
 
 
 async def read_slowly(engine: AsyncEngine, kind: OutputKind, *, blocks: bool) -> tuple[list[RequestOutput], int]:
-    """All outputs, taken only when the engine has made them all; and how many waited at most."""
+    """Return all outputs, read only after the engine has made them all, and the most that waited."""
     seen: list[RequestOutput] = []
     num_waiting = 0
     sampling = SamplingParams(max_tokens=60, ignore_eos=True, seed=3)

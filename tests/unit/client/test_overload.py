@@ -63,7 +63,7 @@ class Shop:
         self.engine.submit(request_id, [number] * num_prompt_tokens, NUM_OUTPUTS)
 
     def serve(self, requests_per_s: float, seconds: float) -> float:
-        """An open loop; returns requests that ended per second."""
+        """Serve an open loop; return the requests that ended per second."""
         number, next_s = 0, 0.0
         arrivals: dict[str, float] = {}
         while self.engine.now_s < seconds:

@@ -36,7 +36,7 @@ def communicator_of(backend: str, rank: int, sockets: Mapping[int, socket.socket
 
 @pytest.fixture
 def meet(backend: str, tmp_path: Path) -> Iterator[Meeting]:
-    """Makes communicators of so many ranks that have met at an address, all in this process."""
+    """Make communicators of so many ranks that are connected at an address, all in this process."""
     opened: list[Communicator] = []
 
     def of(size: int) -> list[Communicator]:

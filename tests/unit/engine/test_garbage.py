@@ -12,7 +12,7 @@ from twostroke.engine.token_update import SequenceNews, TokenUpdate
 
 @pytest.fixture
 def young() -> Generator[list[list[int]]]:
-    """No young objects, and no look but those that the test asks for."""
+    """Start without young objects, and with no collection but those that the test asks for."""
     before = gc.get_threshold()
     gc.collect()
     gc.set_threshold(0)

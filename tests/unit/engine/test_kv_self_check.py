@@ -106,7 +106,7 @@ class Bench:
         return rows
 
     def head(self, block_id: int, layer: int, values: bool) -> Tensor:
-        """uint8 [bytes per head], of the first KV head; writing to it is what cosmic rays do."""
+        """Return uint8 [bytes per head] of the first KV head; writing to it simulates memory errors."""
         return self.executor.storage[block_id, layer, int(values), 0]
 
     @property
@@ -124,7 +124,7 @@ def answer(output: RequestOutput) -> Any:
 
 
 def flip(head: Tensor, kv_format: KVFormat) -> None:
-    """An exponent, or half of the codes' range, and of several numbers: which of them are small does not matter."""
+    """Flip an exponent bit, or half of the codes' range, of several numbers, so that small numbers do not matter."""
     stride = {"f32": 4, "bf16": 2, "int8": 1, "int4": 1}[kv_format]
     high = {"f32": 0x40, "bf16": 0x40, "int8": 0x80, "int4": 0x88}[kv_format]
     head[stride - 1 : 64 * stride : stride] ^= high

@@ -36,7 +36,7 @@ from twostroke.request import FinishReason
 def make_engine(
     num_blocks: int = 64, *, max_model_len: int = 64, caching: bool = True, **settings: object
 ) -> FakeEngine:
-    """Blocks of four tokens; a step takes a second."""
+    """Return an engine with blocks of four tokens, whose steps take a second."""
     return FakeEngine(
         make_layout(block_size=4),
         num_blocks,
@@ -48,7 +48,7 @@ def make_engine(
 
 
 def checking_engine(corruption_chance: float) -> FakeEngine:
-    """The same, and every hit of the prefix cache is checked, which takes half a second."""
+    """Return the same engine with a check of every prefix cache hit, which takes half a second."""
     return FakeEngine(
         make_layout(block_size=4),
         64,
@@ -387,7 +387,7 @@ def test_drafts_of_every_request_of_a_random_load_are_counted(seed: int) -> None
 
 
 def drafting_engine(step_time_s: Callable[[ScheduledBatch], float]) -> FakeEngine:
-    """The gate decides by the times of the steps."""
+    """Return an engine whose gate decides by the times of the steps."""
     return FakeEngine(
         make_layout(block_size=4),
         64,

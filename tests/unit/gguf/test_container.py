@@ -42,7 +42,7 @@ def test_everything_is_read_as_gguf_reads_it(name: str) -> None:
 
 
 def same_value(file: GGUFFile, key: str) -> Any:
-    """Through the question that fits the value."""
+    """Return the value by the accessor of its type."""
     metadata = file.metadata
     for question in (metadata.text, metadata.number_or_flag, metadata.texts, metadata.numbers):
         try:

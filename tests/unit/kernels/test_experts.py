@@ -41,7 +41,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def check_is_whole(routing: Routing, num_tokens: int, num_experts: int) -> None:
-    """Every token has its pairs, and each pair lies with its expert."""
+    """Check that every token has its pairs, and that each pair is with its expert."""
     num_chosen = routing.places.shape[1]
     assert routing.starts[0] == 0
     assert routing.starts[-1] == len(routing.tokens) == num_tokens * num_chosen

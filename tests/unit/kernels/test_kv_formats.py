@@ -51,7 +51,7 @@ def slot(head: np.ndarray, t: int, shape: Shape, values: bool) -> naive_kv.Codes
 
 
 def assert_stored(shape: Shape, qkv: Tensor) -> None:
-    """Every slot that a request's only step wrote, against the definition."""
+    """Check every slot that a request's only step wrote against the definition."""
     pool = Pool(shape, [qkv])
     pool.step([(0, len(qkv))])
     for position in range(len(qkv)):

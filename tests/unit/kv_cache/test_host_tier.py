@@ -19,7 +19,7 @@ def key(name: int) -> BlockKey:
 
 
 def fill(pool: BlockPool, *names: int) -> list[int]:
-    """Blocks with these names, cached, the first one evicted first."""
+    """Cache blocks with these names; the first one is evicted first."""
     block_ids = pool.allocate(len(names))
     for block_id, name in zip(block_ids, names, strict=True):
         pool.name(block_id, *key(name))
@@ -118,7 +118,7 @@ def test_nothing_is_found_once_it_is_forgotten() -> None:
 
 
 def offloading_engine(num_blocks: int, num_slots: int, max_num_batched_tokens: int = 64) -> FakeEngine:
-    """Blocks of 4 tokens."""
+    """Return an engine with blocks of 4 tokens."""
     layout = make_layout([None], 4)
     return FakeEngine(
         layout,

@@ -150,7 +150,7 @@ def test_the_end_of_the_connection_inside_pieces_is_said(ends: tuple[socket.sock
 
 
 def _cut(data: memoryview, sizes: list[int]) -> Iterator[memoryview]:
-    """In pieces of these sizes, over and over."""
+    """Cut into pieces of these sizes, repeatedly."""
     index = 0
     while len(data):
         size = sizes[index % len(sizes)]

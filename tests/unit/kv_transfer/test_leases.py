@@ -42,7 +42,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @property
     def computing(self) -> list[int]:
-        """Only of these the engine says anything but `kill`."""
+        """Leases for which the engine may call methods other than `kill`."""
         found = self.naive.items()
         return [i for i, lease in found if not (lease.is_complete or lease.was_killed or lease.is_reaped)]
 
@@ -52,7 +52,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(1, 5))
     def grant(self, num_blocks: int) -> None:
-        """Numbers are never used again."""
+        """Grant a lease; numbers are never reused."""
         lease_id = len(self.naive)
         self.book.grant(lease_id, num_blocks, self.now_s)
         self.naive[lease_id] = Naive(num_blocks)
@@ -60,7 +60,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.computing)
     @rule(data=st.data(), is_computed=st.booleans())
     def begin_part(self, data: st.DataObject, is_computed: bool) -> None:
-        """Parts continue where the last has ended, and never go beyond what is lent."""
+        """Begin a part after the end of the last one, within the lent blocks."""
         lease_id, naive = self.draw(data, where=self.computing)
         end = data.draw(st.integers(0, naive.num_blocks + 2))
         self.book.begin_part(lease_id, [range(100, 110), range(200, 210)], end, is_computed=is_computed)
@@ -105,7 +105,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def invalidate_incomplete(self) -> None:
-        """The process stops computing."""
+        """Simulate the end of the process's computing."""
         self.book.invalidate_incomplete("killed")
         for naive in self.naive.values():
             naive.was_killed |= not (naive.is_complete or naive.is_reaped)
@@ -122,14 +122,14 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def open_unknown(self) -> None:
-        """Nor what was never granted."""
+        """Open a lease that was never granted: None."""
         assert self.book.open(len(self.naive)) is None
         assert not self.book.is_over(len(self.naive))
 
     @precondition(lambda self: self.read)
     @rule(data=st.data())
     def progress(self, data: st.DataObject) -> None:
-        """Time begins anew, but not for the dead."""
+        """Report progress, which restarts the timeout, except of dead leases."""
         _, naive = self.draw(data, where=self.read)
         lease = naive.readers[0]
         trouble, expires_s = lease.trouble, lease.expires_s
@@ -143,7 +143,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.read)
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        """Only what was good all along is believed."""
+        """Settle a read: its bytes count only if the lease was valid all the time."""
         _, naive = self.draw(data, where=self.read)
         trouble = self.book.settle(naive.readers[0])
         if naive.was_killed:
@@ -154,18 +154,18 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.read)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        """A reader goes."""
+        """Remove a reader."""
         _, naive = self.draw(data, where=self.read)
         self.book.close(naive.readers.pop())
 
     @rule(seconds=st.floats(0, 2 * LEASE_S))
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.now_s += seconds
 
     @rule()
     def reap(self) -> None:
-        """Exactly those that are over, each of them once, and none that is read."""
+        """Reap exactly the leases that have ended and have no reader, each once."""
         expected: list[int] = []
         for lease_id, naive in self.naive.items():
             if naive.is_reaped:
@@ -181,7 +181,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def dead_is_dead(self) -> None:
-        """Nothing brings a lease back, and nothing is forgotten."""
+        """Check that dead leases stay dead, and that none is lost."""
         assert len(self.book) == sum(not naive.is_reaped for naive in self.naive.values())
         for lease_id, naive in self.naive.items():
             lease = self.book.get(lease_id)

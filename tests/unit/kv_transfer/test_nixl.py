@@ -54,7 +54,7 @@ def _with_nixl(need_nixl: Callable[[], None]) -> None:
 
 
 def played(says: list[LenderFrame | Callable[[], object]]) -> tuple[Fetched, Borrowing, Fetch]:
-    """A borrower that reads by NIXL, of a lender that says just this, and does what is to be called."""
+    """Run a borrower that reads by NIXL from a lender that sends these frames; then call a function."""
     listener, address = listen(Address(host="127.0.0.1", by_nixl=True))
     is_over = threading.Event()
     heard: list[Fetch] = []

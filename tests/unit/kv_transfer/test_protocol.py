@@ -62,7 +62,7 @@ def fetch_of(lent: Pools, **changed: object) -> Fetch:
 
 
 def asked(lent: Pools, question: Fetch) -> tuple[Connection, LenderFrame]:
-    """A connection, and the first answer on it."""
+    """Return a connection, and the first answer on it."""
     connection = lent.connect()
     connection.sendall(framed(question))
     return connection, receive(connection, FROM_LENDER)
@@ -157,7 +157,7 @@ def test_a_borrower_that_says_nothing_is_hung_up_on(make_pools: MakePools) -> No
 
 
 def played(says: list[LenderFrame | bytes], *, patience_s: float = 30, **options: Any) -> tuple[Fetched, Borrowing]:
-    """A borrower of ours, of a lender that says just this over TCP and then waits."""
+    """Run our borrower against a lender that sends these frames over TCP and then waits."""
     listener, address = listen(Address(host="127.0.0.1"))
     is_over = threading.Event()
 

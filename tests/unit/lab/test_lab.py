@@ -39,7 +39,7 @@ TOKENS = Tokens(num_requests=6, num_equal=5, num_steady=6, num_runs=8)
 
 
 def side(**changed: float) -> Measured:
-    """Three runs, which differ by a tenth."""
+    """Return three runs, which differ by a tenth."""
     middle = replace(FIGURES, **changed)
     return measured([scaled(middle, share) for share in (0.95, 1.0, 1.05)])
 

@@ -94,7 +94,7 @@ def test_sums_agree_with_the_times_of_the_same_run(seed: int) -> None:
 
 
 def num_first_tokens_beyond_one(events: list[Event]) -> int:
-    """Tokens that came together with a first one: they have no gap."""
+    """Return the number of tokens that came together with a first token: they have no gap."""
     seen: set[str] = set()
     num_tokens = 0
     for commit in (c for event in events if isinstance(event, StepCommitted) for c in event.commits if c.num_tokens):
@@ -104,7 +104,7 @@ def num_first_tokens_beyond_one(events: list[Event]) -> int:
 
 
 def num_steps_with_tokens(events: list[Event]) -> int:
-    """For each request, steps that gave it tokens before its end."""
+    """Return for each request the number of steps that gave it tokens before its end."""
     ended: set[str] = set()
     num_steps = 0
     for event in events:

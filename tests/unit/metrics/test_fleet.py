@@ -28,7 +28,7 @@ class Counted:
         self._samples = [sample for family in families for sample in family.samples]
 
     def of(self, name: str, **labels: str) -> float:
-        """Over everything with these labels."""
+        """Return the sum over all samples with these labels."""
         wanted = labels.items()
         return sum(s.value for s in self._samples if s.name == f"twostroke:{name}" and wanted <= s.labels.items())
 

@@ -30,7 +30,7 @@ class Collector:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Quiet."""
+                """Log nothing."""
 
         self._server = HTTPServer(("127.0.0.1", 0), Keep)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"

@@ -76,7 +76,7 @@ def traced() -> Iterator[Traced]:
 
 
 def short_run(*sequence_ids: str) -> list[Event]:
-    """Each prompt is ten tokens, in chunks of eight; three tokens come out."""
+    """Run prompts of ten tokens, in chunks of eight, with three output tokens."""
     log = EventRing(1000)
     settings = SchedulerConfig(max_num_batched_tokens=8)
     engine = FakeEngine(make_layout(block_size=4), 64, max_model_len=64, scheduler_config=settings, log=log)

@@ -50,7 +50,7 @@ class Case:
 
 
 def permuted(config: Any, name: str, array: Floats) -> Floats:
-    """Neighbours for llama.cpp's rotation."""
+    """Interleave rows for llama.cpp's rotation."""
     num = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     part = name.split(".")[-2]
     return interleaved(array, num[part]) if part in num else array
@@ -463,7 +463,7 @@ class Changed(GGUFWriter):
 
 
 def write(path: Path, case: Case, model: Any, changed: Mapping[str, Floats | None] | None = None) -> None:
-    """A file of the model in float32, with tensors changed or left out."""
+    """Write a file of the model in float32, with tensors changed or left out."""
     config = model.config
     writer = Changed(str(path), case.architecture)
     writer.changed = changed or {}

@@ -48,7 +48,7 @@ _OWN = {"post_attention_layernorm": "post_attention_norm"}
 
 
 def stacks(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """A stack of a checkpoint in a file's words, or what is none as it is."""
+    """Return a stack of a checkpoint by its name in a file; other tensors are returned unchanged."""
     block, _, last = name.rpartition(".")
     if "experts" not in block:
         return {gguf_name(name, _OWN): weight}
@@ -60,7 +60,7 @@ def stacks(name: str, weight: Tensor) -> dict[str, Tensor]:
 
 
 def write(path: Path, model: Any, *, in_4_bits: bool, gating: int | None = None) -> None:
-    """A file of the model, experts in MXFP4 or all in float32; that the model has numbers of MXFP4 is presumed."""
+    """Write a file of the model, experts in MXFP4 or all in float32; the model's weights must be numbers of MXFP4."""
     config, rope = model.config, model.config.rope_parameters
     writer = GGUFWriter(str(path), "gpt-oss")
     writer.add_block_count(config.num_hidden_layers)

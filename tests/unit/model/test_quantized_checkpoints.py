@@ -60,7 +60,7 @@ def rounding_for(weight: QuantizedWeight) -> Callable[[torch.nn.Module, tuple[Te
 
 
 def expected_logits(folder: Path, *, rounds_inputs: bool = False) -> Tensor:
-    """transformers' model with the oracle's weights, in float32; inputs of quantized maps as they are, or rounded."""
+    """Return transformers' logits with the oracle's weights in float32; inputs of quantized maps exact, or rounded."""
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     kind = transformers.AutoConfig.for_model(**config)

@@ -81,7 +81,7 @@ def logits_of(source: WeightSource, config: ModelConfig, quantization: Quantizat
 
 
 def check(model: str, quantization: Quantization | None, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Loads a model with matrices whole and in panels; returns the names of those that came in panels."""
+    """Load a model with matrices whole and in panels; return the names of those loaded in panels."""
     files = find_model(model)
     config = files.config()
     monkeypatch.setattr("twostroke.kernels.native.linear._AT_ONCE", 1 << 30)

@@ -65,7 +65,7 @@ def few_slots() -> dict[str, Any]:
 
 
 def whole_prompts() -> dict[str, Any]:
-    """Some decode, and long prompts come in one piece."""
+    """Some requests decode, and long prompts are computed in one piece."""
     return {
         "workload": with_arrivals(
             of_lengths([(16, 400)] * 6 + [(1500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]
@@ -75,7 +75,7 @@ def whole_prompts() -> dict[str, Any]:
 
 
 def large_chunks() -> dict[str, Any]:
-    """The same in large chunks."""
+    """The same with large chunks."""
     return whole_prompts() | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024)}
 
 
@@ -123,12 +123,12 @@ def idle_in_bursts() -> dict[str, Any]:
 
 
 def engine_time() -> dict[str, Any]:
-    """Small steps, for an engine that takes long itself."""
+    """Small steps, for an engine with a large time of its own."""
     return {"workload": every(0.5, [(32, 60)] * 12)}
 
 
 def a_handful() -> dict[str, Any]:
-    """Too few to judge by."""
+    """Too few requests to judge by."""
     return {"workload": of_lengths([(32, 64)] * 9)}
 
 

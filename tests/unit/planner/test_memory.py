@@ -50,7 +50,7 @@ def bytes_of(model: Any) -> int:
 
 
 def check_exact(**given: Any) -> None:
-    """The plan's weights and KV are what the engine of the same settings holds."""
+    """Check that the plan's weights and KV equal those of an engine with the same settings."""
     config = EngineConfig.from_keywords(threads=1, **given)
     plan = plan_of(config)
     built = build_engine(EngineConfig.from_keywords(threads=1, **given, **as_given(plan, given)))
@@ -67,7 +67,7 @@ def check_exact(**given: Any) -> None:
 
 
 def as_given(plan: MemoryPlan, given: dict[str, Any]) -> dict[str, Any]:
-    """The plan is of a memory that this machine does not have: the engine is told the blocks."""
+    """Return the settings with the plan's number of blocks, since this machine has other memory."""
     return {} if "num_kv_blocks" in given else {"num_kv_blocks": plan.num_blocks}
 
 
@@ -103,7 +103,7 @@ def test_exact_for_every_published_format(name: str, kernels: str, tmp_path: Pat
 
 
 def with_tokenizer(folder: Path, to: Path) -> str:
-    """The fixtures have none."""
+    """Add a tokenizer, since the fixtures have none."""
     for path in folder.iterdir():
         (to / path.name).write_bytes(path.read_bytes())
     from model_folders import write_tokenizer

@@ -39,7 +39,7 @@ class Worker:
     cached: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def compute(self, asked: Asked) -> float:
-        """Seconds until the first token. It takes one prompt after the other."""
+        """Return the seconds until the first token. Prompts are computed one after the other."""
         hashes = asked.request.block_hashes
         depth = next((i for i, block_hash in enumerate(hashes) if block_hash not in self.cached), len(hashes))
         for block_hash in reversed(hashes):
@@ -93,7 +93,7 @@ def by_prefix_alone() -> Choose:
 
 
 def by_router(*, sees_prefixes: bool) -> tuple[Choose, Report]:
-    """The decode member is too busy and too slow to prefill: what is compared is the choice among the others."""
+    """Compare routers. The decode member is too busy and slow to prefill, so they choose among the others."""
     decode = decode_member(0, num_running=500, max_num_seqs=100_000, prefill_tokens_per_s=100.0)
     idle = {"prefill_tokens_per_s": RATE, "num_blocks": CACHED_BLOCKS, "num_free_blocks": CACHED_BLOCKS}
     router = router_of(decode, *(prefill_member(i, **idle) for i in range(NUM_MEMBERS)))

@@ -39,7 +39,7 @@ def loaded(folder: Path, max_model_len: int, dtype: torch.dtype = torch.float32)
 
 
 def naive_mean(keys: NDArray[np.float64], theta: float, num_positions: int) -> NDArray[np.float64]:
-    """Mean over positions of keys [heads, tokens, head_dim] that were rotated, a pair as a complex number."""
+    """Return the mean over positions of keys [heads, tokens, head_dim], rotated pair by pair as complex numbers."""
     half = keys.shape[-1] // 2
     pairs = keys[..., :half] + 1j * keys[..., half:]
     frequencies = theta ** -(np.arange(half) / half)
@@ -92,7 +92,7 @@ def test_keys_of_capped_scores_stay_whole(random_models: dict[str, Path]) -> Non
 
 @pytest.fixture(scope="module")
 def model(random_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Qwen2 with biases as its trained models have them: large where rotation turns least, and that very slowly."""
+    """Qwen2 with biases like those of trained models: large where rotation is slowest."""
     folder = tmp_path_factory.mktemp("large-bias")
     shutil.copytree(random_models["qwen2"], folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())

@@ -23,7 +23,7 @@ def step(scheduler: Scheduler, finish: tuple[str, ...] = ()) -> ScheduledBatch:
 
 
 def live(scheduler: Scheduler, request_id: str) -> Request:
-    """A request that must be there."""
+    """Return a request that must be live."""
     request = scheduler.get(request_id)
     assert request is not None
     return request

@@ -31,7 +31,7 @@ LONG = 2048
 
 
 def served(requests: list[SimulatedRequest], machine: StepTimeModel = MACHINE, **given: object) -> Run:
-    """By a scheduler that believes MACHINE."""
+    """Run the workload with a scheduler that predicts with MACHINE."""
     kv = make_kv(2000, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
     scheduler = Scheduler(SchedulerConfig(**given), kv, max_model_len=LONG, step_times=MACHINE, layers=LAYERS)
     return Simulation(scheduler, LAYERS, machine, block_size=16, names_blocks=False).run(requests)

@@ -72,7 +72,7 @@ class SecondBySecond(FakePools):
         pass
 
     def carry(self) -> bool:
-        """All bytes that can come do, and leases end; return whether anything has ended."""
+        """Carry all bytes that can arrive, and end leases; return whether anything has ended."""
         # of transfers that end in one moment the simulation tells first of those that fail
         transfers = sorted(self.transfers(), key=lambda transfer: not _fails(transfer))
         for transfer in transfers:
@@ -83,7 +83,7 @@ class SecondBySecond(FakePools):
         return any(transfer.is_over for transfer in transfers)
 
     def settle(self) -> None:
-        """All messages and bytes that are under way come."""
+        """Deliver all messages and bytes in flight."""
         is_busy = True
         while is_busy:
             is_busy = self.carry()
@@ -184,7 +184,7 @@ def simulated(
 
 
 def check_alike(engine: EngineStarted, asked: Sequence[Asked], pools: SimulatedPools) -> Recorded:
-    """Both worlds make everybody's tokens at the same times."""
+    """Check that both worlds make every request's tokens at the same times."""
     times, simulation = simulated(engine, asked, pools)
     numbers = range(1, pools.prefill + pools.decode + 1)
     here = [f"prefill-{i}" for i in range(pools.prefill)] + [f"decode-{i}" for i in range(pools.decode)]
@@ -208,7 +208,7 @@ def check_alike(engine: EngineStarted, asked: Sequence[Asked], pools: SimulatedP
 
 
 def prompt(number: int, num_tokens: int, num_shared: int = 0) -> tuple[int, ...]:
-    """No token of it is ever made."""
+    """Return a prompt whose tokens are never generated."""
     return tuple(range(10, 10 + num_shared)) + tuple(range(1000 * number, 1000 * number + num_tokens - num_shared))
 
 

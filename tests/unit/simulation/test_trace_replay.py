@@ -70,7 +70,7 @@ def compare(
     max_num_seqs: int = 8,
     budget: int = 64,
 ) -> tuple[Run, WatchedScheduler, int]:
-    """Runs a trace, and says how many blocks were evicted; both caches did the same for everybody."""
+    """Run a trace on both caches, and check that they agree; return how many blocks were evicted."""
     longest = num_blocks * block_size
     requests, _ = trace_requests(entries, block_size=block_size, divisor=divisor, longest=longest)
     kv = WatchedManager(num_blocks, block_size, longest)

@@ -61,7 +61,8 @@ def drafted(method: str, kind: type[Any], monkeypatch: pytest.MonkeyPatch, repea
 
 @torch.no_grad()
 def hidden_states(token_ids: list[int]) -> tuple[Tensor, ...]:
-    """[1 + num_layers] of [num_tokens, hidden_size], by transformers: the inputs of the layers, the last one normed."""
+    """Return [1 + num_layers] of [num_tokens, hidden_size], by transformers: the inputs of the layers, the last one
+    normed."""
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32, attn_implementation="eager")
     return tuple(h[0] for h in model.model(torch.tensor([token_ids]), output_hidden_states=True).hidden_states)
 
@@ -90,7 +91,7 @@ def rotated(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def eagle_guesses(token_ids: list[int], start: int = 0) -> tuple[int, ...]:
-    """Every guess reads the whole sequence again, from position `start` on; nothing is kept."""
+    """Return guesses of a model that reads the whole sequence again for each, from position `start` on."""
     w = {name: t.float() for name, t in load_file(EMBEDDED / "eagle" / "model.safetensors").items()}
     table = load_file(EMBEDDED / "model.safetensors")["model.embed_tokens.weight"].float()
     inputs = hidden_states(token_ids[:-1])

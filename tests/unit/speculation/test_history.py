@@ -29,7 +29,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @rule(shares=st.dictionaries(ROWS, st.tuples(st.integers(0, 5), st.integers(0, 2)), min_size=1))
     def step(self, shares: dict[int, tuple[int, int]]) -> None:
-        """Per row: tokens that were read for good, and drafts behind them that fell."""
+        """Record a step: per row, accepted tokens, and rejected drafts after them."""
         reads: list[ComputedSpan] = []
         values: list[float] = []
         for row, (num_tokens, num_fallen) in shares.items():
@@ -67,7 +67,7 @@ class HistoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_latest_are_there(self) -> None:
-        """All of the last step, and nothing beyond what was read for good."""
+        """Check that all features of the last step are there, and none after the last accepted token."""
         for row, position in self.next_position.items():
             span = self.history.span(row)
             assert not span or span.stop == position

@@ -68,7 +68,7 @@ def test_its_rotation_is_fixed_for_the_targets_longest_request(rope: str, tmp_pa
 
 
 def its_own_drafts_stand(model: str, kernels: str) -> None:
-    """All of them, where the target is the same model."""
+    """Check that all drafts are accepted if the target is the same model."""
     given: dict[str, Any] = {"threads": 1, "num_kv_blocks": 100, "max_model_len": 120, "kernels": kernels}
     with LLM(model, **given) as llm:
         alone = llm.generate(PROMPTS, PARAMS)

@@ -19,7 +19,7 @@ ASKED = 4
 
 
 def drafted(monkeypatch: pytest.MonkeyPatch, method: str, unasked: range) -> tuple[list[SpecRun], list[SpecRun]]:
-    """Both prompts one after the other, without drafts and with; none for answers of so many tokens."""
+    """Run both prompts one after the other, without drafts and with; no drafts for answers of so many tokens."""
 
     class Gate(gate.FixedDrafts):
         def num_drafts(self, requests: Sequence[Request]) -> Sequence[int]:

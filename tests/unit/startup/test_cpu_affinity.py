@@ -77,7 +77,7 @@ def places() -> list[list[int]]:
 
 
 def show_places(kernels: str) -> None:
-    """Writes them while a model is there that has generated, and after it."""
+    """Write the places of threads while a model exists that has generated, and after it."""
     first, second = USABLE[:2]
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     plain = LLM("embedded", threads=2, kernels=kernels, kv_cache_memory="16MiB")

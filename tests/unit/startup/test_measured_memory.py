@@ -48,11 +48,6 @@ class CountingProbe:
     others_bytes: int = 0
 
     def around(self, work: Callable[[], object]) -> MemoryReading:
-        """See MemoryProbe.
-
-        Raises:
-            torch.OutOfMemoryError: the card would not have held it.
-        """
         with LiveBytes() as counted:
             work()
         if self.others_bytes + self.held_bytes + counted.peak > self.total_bytes:
@@ -67,7 +62,7 @@ class CountingProbe:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    """Makes the device a card of so many bytes."""
+    """Make the device a card with so many bytes."""
 
     def of(total_bytes: int) -> None:
         probe = CountingProbe(total_bytes=total_bytes, held_bytes=2 * MIB, others_bytes=3 * MIB)
@@ -78,12 +73,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 @pytest.fixture
 def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less is kept free: so small cards and small steps, which take no minutes, tell as much as large ones."""
+    """Keep less memory free, so that small cards and steps, which are fast, show the same as large ones."""
     monkeypatch.setattr(device_memory, "LEAST_RESERVE_BYTES", MIB)
 
 
 def account_of(startup_lines: tuple[str, ...]) -> dict[str, int]:
-    """The numbers of the line that tells where the memory went, by their words."""
+    """Return the numbers of the line about memory, by their words."""
     (line,) = [line for line in startup_lines if line.startswith("memory")]
     found = {words: int(number.replace(",", "")) for number, words in re.findall(r"([\d,]+) ([a-zKV ]+)", line)}
     return {words.strip(): number for words, number in found.items()}

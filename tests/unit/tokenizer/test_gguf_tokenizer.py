@@ -84,7 +84,7 @@ def test_runs_of_spaces_with_one_score_are_joined_as_in_llama(length: int, tmp_p
 
 
 def check_joins(run: str, of_pieces: dict[str, float], tmp_path: Path) -> None:
-    """Our tokens and the naive ones, in the fixture's vocabulary with some other pieces."""
+    """Compare our tokens with the naive ones, in the fixture's vocabulary with some other pieces."""
     vocabulary = VOCABULARIES["llama"]
     assert vocabulary.scores is not None
     tokens, scores = list(vocabulary.tokens), list(vocabulary.scores)
@@ -213,7 +213,7 @@ def test_a_character_without_tokens_for_its_bytes_is_the_unknown_token(tmp_path:
 
 
 def all_pieces(text: str, alphabet: dict[int, str]) -> list[str]:
-    """Every suffix, so that their prefixes are all the text's substrings: whatever is cut is one token."""
+    """Return every suffix; their prefixes are all substrings, so every cut is one token."""
     written = "".join(alphabet[byte] for byte in text.encode())
     return [written[begin:] for begin in range(len(written))]
 

@@ -276,7 +276,7 @@ signal.pause()
 
 @contextlib.contextmanager
 def children(monkeypatch: pytest.MonkeyPatch, *sources: str) -> Generator[list[str | None]]:
-    """Have the next processes run these; then those that are right. Yields what was started."""
+    """Let the next processes run these scripts, then the real one. Yields what was started."""
     started: list[str | None] = []
     right = template_process.child_command
 

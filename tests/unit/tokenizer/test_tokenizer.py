@@ -27,7 +27,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 
 
 def variant(tmp_path: Path, kind: str, **config: Any) -> Path:
-    """A copy of a small tokenizer whose tokenizer_config.json says something more."""
+    """Return a copy of a small tokenizer with changes to its tokenizer_config.json."""
     folder = tmp_path / kind
     shutil.copytree(text_fakes.folder(kind), folder)
     path = folder / "tokenizer_config.json"

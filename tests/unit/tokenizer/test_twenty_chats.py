@@ -30,7 +30,7 @@ def of_transformers(template: str, chat: dict[str, Any]) -> str:
 
 
 def with_argument_texts(chat: dict[str, Any]) -> list[dict[str, Any]]:
-    """The messages as clients send them: a call's arguments as JSON text."""
+    """Return the messages as clients send them: a call's arguments as JSON text."""
     messages = json.loads(json.dumps(chat["messages"]))
     for message in messages:
         for call in message.get("tool_calls", []):

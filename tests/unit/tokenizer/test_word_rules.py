@@ -22,7 +22,7 @@ WORDS = {name: recording["words"] for recording in RECORDED["recordings"] for na
 
 
 def cut(pre: str, text: str) -> list[str]:
-    """The words, spelt in GPT-2's letters."""
+    """Return the words, in GPT-2's byte letters."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in WORD_RULES[pre].patterns]
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return [word for word, _ in pre_tokenizers.Sequence([*cuts, as_bytes]).pre_tokenize_str(text)]

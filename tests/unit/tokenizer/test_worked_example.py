@@ -15,7 +15,7 @@ from twostroke.tokenizer.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def part() -> dict[str, Any]:
-    """The committed ranks: single bytes, and every token that is a substring of the sentence."""
+    """Return the committed ranks: single bytes, and every token that is a substring of the sentence."""
     return json.loads(TARGET.read_text(encoding="utf-8"))
 
 

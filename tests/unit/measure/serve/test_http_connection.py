@@ -42,7 +42,7 @@ async def ask(client: HttpClient) -> Kept:
 
 
 def answers(count: int, *connections: Sequence[bytes | None]) -> list[Kept]:
-    """Asks one after another on one client."""
+    """Send one request after another with one client."""
 
     async def run() -> list[Kept]:
         async with scripted(*connections) as url:

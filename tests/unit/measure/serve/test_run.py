@@ -24,14 +24,14 @@ SMALL = ServeOptions(
 
 
 def bench(server: WordServer, folder: Path, **changes: Any) -> dict[str, Any]:
-    """Runs against the server; returns the saved JSON."""
+    """Run the benchmark against the server; return the saved JSON."""
     with serving(server) as url:
         run_serve(replace(SMALL, url=url, results=folder, **changes))
     return json.loads((folder / "serve.json").read_text())
 
 
 def remarks_on_counts(results: dict[str, Any]) -> list[str]:
-    """All but that on a busy load generator: the server is a thread of the same process."""
+    """Return all remarks except the one on a busy load generator: the server is a thread of the same process."""
     return [remark for remark in results["remarks"] if not remark.startswith("the load generator was busy")]
 
 
