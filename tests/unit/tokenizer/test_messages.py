@@ -104,7 +104,7 @@ def test_no_arguments_are_an_empty_object(source: str, arguments: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("m.content.nothing.more", "a text has no field 'nothing'"),
+        ("m.content.nothing.more", "a string has no field 'nothing'"),
         ("m.tool_calls[0].function.arguments.a.b.c", "a number has no field 'b'"),
         ("m.tool_calls[0].function.arguments.one.two", "an object has no field 'one'"),
         ("m.tool_calls[7].function", "a list has no field 7"),
