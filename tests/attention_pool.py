@@ -35,7 +35,7 @@ class Shape:
     window: int | None = None
     dtype: torch.dtype = torch.float32
     backend: Kernels = "reference"
-    kv_format: KVFormat | None = None  # of the dtype, when it is not said
+    kv_format: KVFormat | None = None  # the one of the dtype by default
     attention_softcap: float | None = None
     has_sinks: bool = False
     has_slopes: bool = False
@@ -117,7 +117,7 @@ class Pool:
         rows = [row for row, _ in work]
         table = self.table[rows].copy()
         if shape.window is not None:
-            for i, row in enumerate(rows):  # what no query sees any more is not ours to read
+            for i, row in enumerate(rows):  # blocks that no query sees any more must not be read
                 table[i, : max(0, self.done[row] - shape.window + 1) // shape.block_size] = -1
         lens = np.array([self.done[row] + n for row, n in work], np.int32)
         starts = np.concatenate([[0], np.cumsum([n for _, n in work])]).astype(np.int32)

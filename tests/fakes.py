@@ -84,7 +84,7 @@ class FakeExecutor:
         """Return new token ids of each request."""
         self._move(batch.kv_moves or KVMoves(), batch.step)
         for request_id in batch.finished_request_ids:
-            # one that was admitted and had to give way in the same step, and then ended, was never seen here
+            # a request that was admitted and preempted in one step, and then ended, was never seen here
             if self.tables.pop(request_id, None) is None:
                 assert not any(s.request_id == request_id for s in batch.requests), f"{request_id} ended, and runs"
         written: dict[tuple[int, int], str] = {}

@@ -137,7 +137,7 @@ def _run_server() -> None:
     theirs.close()
 
     def popen(command: tuple[str, ...], **_: object) -> _EarlyEngine:
-        early_child.subprocess = subprocess  # one was forked; others start as they do
+        early_child.subprocess = subprocess  # one was forked; the others start normally
         return _EarlyEngine(pid, ours, command[-1])
 
     early_child.subprocess = cast(Any, SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE))

@@ -88,7 +88,7 @@ def of_type(name: str, path: Path, values: Mapping[str, Any] | None = None, **ot
             num_columns, num_rows = (int(size) for size in tensor.shape)
             shape = (num_rows, num_columns // kind.block_size)
             size = 1.0
-            for _ in range(2):  # the second time with what the first one says of the type
+            for _ in range(2):  # the second time with the type that the first one returned
                 blocks = random_blocks(kind, (size / 2, size), shape, seed=1 + i)
                 if name == "NVFP4":  # scales up to 1/8, or up to 2^8 below one of the whole tensor
                     of_groups = blocks.reshape(num_rows, -1, kind.block_bytes)[..., :4]

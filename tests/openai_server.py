@@ -143,7 +143,7 @@ async def scripted(*connections: Sequence[bytes | None]) -> AsyncIterator[str]:
                     await writer.drain()
                     await asyncio.sleep(0)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has left, as some tests want it to
+            pass  # the client has disconnected, as some tests require
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError):

@@ -120,7 +120,7 @@ def cluster(*, has_namespaces: bool) -> Generator[Cluster]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "OMP_WAIT_POLICY": "passive",
-        # a node that says nothing is dead for Ray after some seconds, not after half a minute
+        # Ray takes a silent node for dead after some seconds, not after half a minute
         "RAY_health_check_initial_delay_ms": "1000",
         "RAY_health_check_period_ms": "1000",
         "RAY_health_check_timeout_ms": "5000",

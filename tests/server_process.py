@@ -54,7 +54,7 @@ class ServerProcess:
         self._reader.start()
         if not self._has_address.wait(PATIENCE_S) or not self.url:
             self.process.kill()
-            self.process.wait()  # what a failure leaves open would fail the test once more, by another name
+            self.process.wait()  # streams left open by a failure would fail the test again, for another reason
             raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 

@@ -51,7 +51,7 @@ SHARED: Mapping[str, Body] = {
     "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True},
     "structured_outputs": {"structured_outputs": {"choice": ["x y z"]}},
     "request_id": {"request_id": "mine"},
-    "service_tier": {"service_tier": "flex"},  # what it changes beside what it says: test_service_tier.py
+    "service_tier": {"service_tier": "flex"},  # its effect is tested in test_service_tier.py
 }
 # What cannot be seen in one answer: the test that shows it.
 ELSEWHERE: Mapping[str, str] = {

@@ -111,7 +111,7 @@ def test_every_view_shows_a_server_under_load(browser: Browser, small: ServerPro
         expect(page.locator("#requests tbody tr.waiting").first).to_contain_text("2 of 2 running")
         expect(page.locator("#requests tbody tr.waiting").last).to_contain_text("behind the head of the queue")
         assert number_of(page, "#tile-decode") > 0
-        # a page that tells of every step is never quiet; on a busy machine it may tell that the server was silent
+        # a page that announces every step is never quiet; on a busy machine it may announce a silent server
         quiet = any(page.evaluate(SAID) == [] for _ in range(5))
         assert quiet, "a screen reader announces what the user did not choose"
         page.locator("#requests tbody tr.running button.link").first.click()
@@ -374,7 +374,7 @@ def test_a_recording_gives_the_same_picture_twice(browser: Browser, tmp_path: Pa
         for _ in range(2):
             with opened(browser, f"{url}/#live", viewport={"width": 900, "height": 700}) as (page, complaints):
                 expect(page.locator(".player")).to_contain_text("run.jsonl")
-                if not pictures:  # the first answers do not come: that is said, and it is asked again
+                if not pictures:  # the first requests fail: the page says so, and tries again
                     page.route("**/live/state", lambda route: route.abort(), times=2)
                     page.reload()
                     expect(page.locator("#live .trouble").first).to_contain_text("Trying again")

@@ -61,7 +61,7 @@ def test_metrics_agree_with_the_answers(server: ServerProcess) -> None:
     usages = [server.post("/v1/completions", BODY | {"n": n}).json()["usage"] for n in (1, 3)]
     stopped = server.post("/v1/completions", BODY | {"stop": ["*"], "max_tokens": 1000}).json()["usage"]
     idle = re.compile(r"^twostroke:num_requests_running\S* 0\.0$", re.MULTILINE)
-    # whose text has stopped is told so before its engine is
+    # the client of a text that has stopped gets its answer before the engine is told
     server.wait_for("idle", "/metrics", lambda answer: idle.search(answer.text))
     after = samples(server)
 

@@ -57,7 +57,7 @@ def drilled() -> Iterator[ServerProcess]:
     yield server
     assert left(server) == before
     server.stop()
-    # warnings repeat names of unknown fields, which may be any words
+    # warnings repeat the names of unknown fields, which are arbitrary
     mistakes = [line for line in server.lines if line.startswith("ERROR") and "internal error" in line]
     assert not mistakes, mistakes
 

@@ -284,7 +284,7 @@ def test_an_answer_fits_its_schema(page: Page, mode: str) -> None:
     program = page.evaluate("navigator.clipboard.readText()")
     assert '"two strokes", None, True' in program
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert mode == "Chat" or ran.stdout == content, ran.stderr  # the chat has gone on
+    assert mode == "Chat" or ran.stdout == content, ran.stderr  # the chat has continued
 
 
 def test_percentiles_are_interpolated_within_their_buckets(page: Page) -> None:

@@ -194,7 +194,7 @@ def test_pools_of_other_formats(
         got, want = answers[name], near[name]
         num_same = next((i for i in range(9) if got.token_ids[i] != want.token_ids[i]), 9)
         assert num_same >= 1, "the first token is the prefill worker's"
-        # the second is of KV that was converted; where two tokens are as likely, another one may come, as likely
+        # the second token reads converted KV: of two equally likely tokens the other may be chosen
         compared = slice(num_same + 1)
         for of_got, of_want in zip(got.logprobs[compared], want.logprobs[compared], strict=True):
             assert of_got.logprobs[0] == pytest.approx(of_want.logprobs[0], abs=0.5 if "int4" in knobs else 0.25)

@@ -19,7 +19,7 @@ def test_every_arm_level_passes_the_native_tests(find_program: Callable[[str, st
         ("qemu-aarch64", "qemu-user"),
     ):
         find_program(name, package)
-    # in the environment that runs this, which is taken as it is: a test installs nothing
+    # in the environment that runs this; a test installs nothing
     command = ["make", f"VENV={VENV}", "native-test-arm"]
     made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]

@@ -101,7 +101,7 @@ class PagedDriver:
         for table, group in zip(request.block_tables, self.layout.groups, strict=True):
             while len(table) < self.layout.num_blocks_of_prefix(group, end):
                 table.append(self._free.pop())
-            # what a query can no longer see goes back at once, and may be overwritten in this very step
+            # blocks outside of the window are freed at once, and may be overwritten in this step
             for entry in range(self.layout.first_needed_block(group, request.num_computed)):
                 if table[entry] >= 0:
                     self._free.append(table[entry])

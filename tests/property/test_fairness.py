@@ -98,7 +98,7 @@ def ttfts_of_b(
         for _ in range(dice.randint(0, 20)):
             number = flood(engine, number, num_of_a, prompt_of_a, output_of_a, dice)
             engine.step()
-        # the arrival falls into a step that goes on for a part of its time
+        # the arrival is within a step, which lasts for part of its time
         under_way = work(engine.batches[-1].num_tokens) * dice.random() if engine.live else 0.0
         name = f"b{len(ttfts)}"
         engine.submit(name, [9] * 40, 4, tenant="b")

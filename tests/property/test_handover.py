@@ -41,7 +41,7 @@ class HandoverMachine(RuleBasedStateMachine):
         scheduler = SchedulerConfig(
             max_num_batched_tokens=dice.choice([4, 8, 64]),
             max_num_seqs=dice.choice([1, 3, 8]),
-            policy=dice.choice(["fcfs", "fair"]),  # where a prompt gives way to another tenant's
+            policy=dice.choice(["fcfs", "fair"]),  # which preempts a prompt for another tenant's
         )
         step = min(max_model_len, scheduler.max_num_batched_tokens)
         least = layout.peak_blocks(max_model_len, step)

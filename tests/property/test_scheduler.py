@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_positions(batch, requests)
         self.check_reasons(batch, requests)
         if self.engine.settings.mixing == "mixed":
-            decoding -= self.engine.background  # theirs is what the others leave
+            decoding -= self.engine.background  # background work gets the remaining budget
             left_out = decoding - {r.request_id for r in batch.requests} - set(batch.preempted_request_ids)
             assert not left_out, f"{left_out} decode and got no token"
         else:

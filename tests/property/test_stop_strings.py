@@ -55,7 +55,7 @@ def test_stop_strings_equal_the_oracle(pieces: list[str], stops: list[str], pass
             return
         assert match is None
         released += text
-        # Exactly what could still become a stop string is held: no more, no less.
+        # Exactly the text that could still become a stop string is held back.
         held = max(n for n in range(len(seen) + 1) if not n or any(s[:n] == seen[-n:] and n < len(s) for s in stops))
         assert released == seen[: len(seen) - held]
     assert (released + checker.finish()[0], checker.finish()[1]) == (seen, None)

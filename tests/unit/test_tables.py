@@ -44,7 +44,7 @@ def test_a_note_wraps_at_its_words_and_a_figure_stays_whole() -> None:
     row = next(line for line in lines if "20,796,461,696" in line)
     assert "1.10 ms" in row
     assert set(note.split()) <= set(" ".join(lines).split())
-    assert "time at best" not in "\n".join(lines)  # the header gave way, and is there by its words
+    assert "time at best" not in "\n".join(lines)  # the header was wrapped, and its words are there
     assert {"time", "at", "best"} <= set(" ".join(lines).split())
 
 

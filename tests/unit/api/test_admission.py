@@ -74,7 +74,7 @@ def test_a_full_queue_answers_at_once_and_says_when_to_come_back(small: ServerPr
     with httpx.Client(timeout=60) as client, contextlib.ExitStack() as held:
         running = held.enter_context(asking(small))
         assert running.recv(1)  # it is begun and no longer counts among those that wait
-        for num_others in (1, 2, 3):  # each is there before the next one comes
+        for num_others in (1, 2, 3):  # each is admitted before the next one is sent
             held.enter_context(asking(small))
             small.wait_for("there", "/health", lambda answer, n=num_others: answer.json()["num_requests"] > n)
         long = client.post(f"{small.url}/v1/completions", json={"prompt": "x" * 1_000_000, "max_tokens": 1})
@@ -95,7 +95,7 @@ def test_who_waited_as_long_as_it_wanted_is_given_up(small: ServerProcess) -> No
         assert complete(small, max_tokens=1).status_code == 200
     with asking(small):
         small.wait_for("there", "/health", lambda answer: answer.json()["num_requests"] > 0)
-        for streams in (False, True):  # a stream has not begun before its first token, so its status tells
+        for streams in (False, True):  # a stream begins with its first token, so its status shows the refusal
             given_up = small.post("/v1/completions", {**LONG, "stream": streams}, x_request_timeout="2")
             assert given_up.status_code == 503
             assert int(given_up.headers["retry-after"]) >= 1

@@ -181,7 +181,7 @@ def test_what_can_be_written_at_once_wakes_nobody() -> None:
         (stream,) = stage.engine.streams
         await rest()
         for number in range(5):
-            stream.put(output(str(number)))  # no turn of the loop between them; the first output brings the head
+            stream.put(output(str(number)))  # in one iteration of the loop; the first output also writes the head
         assert stage.text == "00 01 02 03 04 "
         stream.put(output("last", FinishReason.STOP))
         assert stage.text == "00 01 02 03 04 0last end"
@@ -256,7 +256,7 @@ def test_a_connection_that_breaks_is_nobody_elses_trouble() -> None:
         stream.put(output("a"))
         await rest()
         stage.connection.is_broken = True
-        stream.put(output("b"))  # the engine's reader does this: it hears nothing of it
+        stream.put(output("b"))  # the engine's reader calls this, and must see no error
         await stage.task
         assert stage.engine.num_abandoned == 1
 

@@ -107,11 +107,11 @@ def test_a_required_call_is_a_message_to_its_function(
         assert token_id in choices
         assert not ends & choices
         if opening is not None:
-            assert choices == {opening}  # only the token itself stands at the beginning
+            assert choices == {opening}  # only the token itself is allowed at the beginning
             opening = None
         matcher.accept(token_id)
     assert ends <= allowed(matcher, num_columns)
-    if special:  # behind a call nothing but its end may come
+    if special:  # only its end is allowed after a call
         assert allowed(matcher, num_columns) == ends | {tokenizer.token_id("<|call|>")}
     for seed in range(5):
         walked, has_ended = walk(matcher_at_start(grammars, tools), num_columns, ends, random.Random(seed))

@@ -126,7 +126,7 @@ class EchoStream:
         self.work = asyncio.ensure_future(self.answer())
 
     async def answer(self) -> None:
-        for _ in range(len(self.text) % 7 + 2):  # answers come in another order than requests
+        for _ in range(len(self.text) % 7 + 2):  # answers arrive in another order than requests
             await asyncio.sleep(0)
         if self.text == "die" and self.engine.deaths > 0:
             self.engine.die()

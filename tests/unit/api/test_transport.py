@@ -142,7 +142,7 @@ def test_a_body_that_comes_after_its_answer_is_no_new_head(served: ServerProcess
         connection.sendall(HEAD + length(body) + b"\r\n")
         answers = connection.recv(65536)
         assert answers.startswith(b"HTTP/1.1 413")
-        connection.sendall(body)  # what is left of it is read and thrown away
+        connection.sendall(body)  # the rest of it is read and dropped
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         while chunk := connection.recv(65536):
             answers += chunk

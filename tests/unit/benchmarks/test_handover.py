@@ -26,7 +26,7 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
         assert row["is_exact"]
         assert row["bytes"] == 32 * LAYOUT.bytes_per_token  # two blocks of 16 tokens hold 2 million bytes
         assert row["gb_per_s"] > 0
-        # a layer can only come when it is there
+        # a layer cannot be sent before it is computed
         assert row["layerwise"]["total_ms"] >= row["layerwise"]["prefill_ms"]
         assert "share_of_link" not in row
     print_handover(result.results, Console(file=(shown := io.StringIO()), width=200))

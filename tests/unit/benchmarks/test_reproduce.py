@@ -122,7 +122,7 @@ def _conversations(num_requests: int, seed: int) -> list[TraceEntry]:
         history.extend(new)
         length = 512 * len(history) - (int(rng.integers(0, 512)) if rng.random() < 0.5 else 0)
         entries.append(TraceEntry(0.0, length, int(rng.integers(1, 1500)), tuple(history)))
-        if length % 512:  # what was cut off is said again, in full, under another id
+        if length % 512:  # the truncated part is repeated completely under another id
             history[-1] = next_id
             next_id += 1
     return entries

@@ -74,7 +74,7 @@ def test_the_prediction_is_the_one_computed_by_hand() -> None:
     often = SpecRun({}, (*always.steps, step(1.0)), decode_s=4.0)
     assert predicted_speedup(plain, often, 2, 0.5) == pytest.approx((2 * 1.75 + 1) / (2 * 1.5 + 1))
     assert predicted_speedup(plain, plain, 2, 0.5) == pytest.approx(1.0)
-    # drafts that never stand cost what they take
+    # drafts that are never accepted cost their time
     assert predicted_speedup(plain, always, 2, 0.0) == pytest.approx(1 / 1.5)
 
 
@@ -157,7 +157,7 @@ def test_an_engine_counts_what_it_drafts_and_says_the_same_with_drafts(tokenizer
             assert sum(step.num_tokens for step in run.steps) == 2 * (num_outputs - 1)
             assert all(0 <= step.draft_s <= step.step_s for step in run.steps)
             rounds = [a_round for step in run.steps for a_round in step.rounds]
-            if acceptance:  # 13 tokens: three times 1 + 3, and the last one, which no draft fits behind
+            if acceptance:  # 13 tokens: three times 1 + 3, and the last one, after which no draft fits
                 assert rounds == [(k, k)] * 6
                 assert len(run.steps) == 4
                 assert run.tokens_per_round == 1 + k

@@ -61,7 +61,7 @@ def test_leaving_early_aborts(folder: str) -> None:
             async for _ in stream:
                 break
             await stream.aclose()
-            await collect(engine, 1)  # the engine goes on, and by now has seen the abort
+            await collect(engine, 1)  # the engine continues, and has seen the abort by now
             return engine._engine.engine.kv_usage.num_used
 
     assert asyncio.run(main()) == 0
@@ -163,7 +163,7 @@ async def held(engine: AsyncEngine, gate: Gate, request_id: str | None = None) -
     return task
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is what such a caller gets
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # such a caller gets this error
 def test_a_caller_whose_loop_has_closed_harms_nobody(folder: str) -> None:
     with started(folder) as engine:
         gate = Gate(engine)
@@ -253,7 +253,7 @@ def test_cancelled_while_the_answer_is_on_its_way(folder: str) -> None:
         task = asyncio.create_task(last(engine, LONG))
         while not engine._worker.streams:
             await asyncio.sleep(0)
-        time.sleep(0.05)  # the answer comes while this loop is busy, and is taken in the next round
+        time.sleep(0.05)  # the answer arrives while this loop is busy, and is read in the next iteration
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

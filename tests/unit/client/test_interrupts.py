@@ -86,7 +86,7 @@ def test_interrupts_at_random_instants(folder: str, tmp_path: Path) -> None:
             try:
                 timer.start()
                 llm.generate([PROMPT] * 8, PARAMS)
-                timer.join()  # one that comes too late for the call is caught here
+                timer.join()  # a signal that is too late for the call is caught here
             except KeyboardInterrupt:
                 interrupted += 1
             timer.join()

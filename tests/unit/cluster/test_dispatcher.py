@@ -86,7 +86,7 @@ def test_a_stale_frame_is_dropped_at_the_fence() -> None:
     outcome = dispatcher.worker_gone("d1", "it froze")
     assert ("p", Add) in commands(outcome), "another attempt, from what was delivered"
     stale = [
-        dispatcher.take_in("d1", [made("r", 2, 99)]),  # the worker that was given up goes on talking
+        dispatcher.take_in("d1", [made("r", 2, 99)]),  # the worker that was given up still sends reports
         dispatcher.take_in("d1", [made("r@1", 2, 99)]),  # it does not run this attempt
         dispatcher.take_in("p", [made("r", 2, 99)]),  # another attempt
         dispatcher.take_in("p", [made("r@1", 1, 99)]),  # a place that is delivered already

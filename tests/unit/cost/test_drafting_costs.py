@@ -32,7 +32,7 @@ def test_no_other_plan_is_better_where_a_token_costs_the_same_wherever_it_stands
     assert rate(plan.num_drafts) == pytest.approx(best)
     assert plan.tokens / plan.seconds == pytest.approx(best)
     assert plan.gain == pytest.approx(best / rate((0,) * len(acceptances)))
-    if any(acceptances) and len(set(acceptances)) == len(acceptances):  # the equally likely come all at once
+    if any(acceptances) and len(set(acceptances)) == len(acceptances):  # equally likely drafts are added together
         drafted = max(rate(k) for k in itertools.product(*(range(4 if a else 1) for a in acceptances)) if any(k))
         assert plan.drafted_tokens / plan.drafted_seconds == pytest.approx(drafted), "told also where it does not pay"
     if not any(acceptances):

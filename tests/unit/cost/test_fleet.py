@@ -43,7 +43,7 @@ def test_gateways_have_room_for_what_they_are_given_and_no_fewer_would(num_prefi
 
 def test_no_number_of_gateways_is_enough_when_each_only_listens() -> None:
     assert limits(3500, 3500).num_gateways is None
-    rarer = replace(COSTS, heartbeats_per_s=0.0)  # the report says that it lives
+    rarer = replace(COSTS, heartbeats_per_s=0.0)  # the report is a sign of life
     assert limits(3500, 3500, rarer).num_gateways is not None
 
 

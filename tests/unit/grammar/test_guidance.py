@@ -79,7 +79,7 @@ def test_a_random_walk_has_the_form(kind: str, seed: int) -> None:
         ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
     ):
         token_ids, has_ended = walk(matcher_of(kind, **wanted), num_columns(kind), eos, rng, max_tokens=150)
-        if has_ended:  # a vocabulary of words may know no way to the end, and a long way may be left
+        if has_ended:  # with a vocabulary of words the end may be unreachable, or far away
             assert is_right(text_of(tokenizer, token_ids)), (wanted, text_of(tokenizer, token_ids))
 
 
@@ -157,7 +157,7 @@ def test_a_model_without_an_end_of_text_token() -> None:
     grammars = Guidance(tokenizer, num_columns("byte_level"), ())
     matcher = grammars.matcher(grammars.compile(StructuredOutputs(regex="a+b")))
     token_ids, has_ended = walk(matcher, num_columns("byte_level"), (), random.Random(0))
-    assert not has_ended  # nothing can be drawn at the end, which `is_accepting` tells
+    assert not has_ended  # no token is allowed at the end, which `is_accepting` shows
     assert matcher.is_accepting
     assert re.fullmatch("a+b", text_of(tokenizer, token_ids))
 

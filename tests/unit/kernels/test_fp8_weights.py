@@ -51,7 +51,7 @@ def test_a_weight_is_off_by_a_sixteenth_of_itself_at_most(dtype: torch.dtype) ->
     limit = torch.maximum(weight.float().abs(), smallest) / 16
     assert ((back.float() - weight.float()).abs() <= limit).all()
     assert back.dtype is dtype
-    assert torch.equal(quantize_fp8(back).dequantize(), back)  # what it stands for is stored exactly
+    assert torch.equal(quantize_fp8(back).dequantize(), back)  # its value is stored exactly
 
 
 def test_rows_of_zeros_and_huge_ones() -> None:

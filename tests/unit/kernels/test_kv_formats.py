@@ -182,7 +182,7 @@ def test_values_of_extreme_sizes(kv_format: KVFormat, backend: Kernels) -> None:
     qkv[6::7] = qkv[6::7, :, :1]
     expected = shape.dense(qkv)
     error = (alone(shape, qkv).double() - expected).abs()
-    # products in bfloat16 err with the largest number of a head, which int4 spreads over all of it
+    # products in bfloat16 have an error relative to the head's largest number, which int4 spreads over the head
     is_wide = shape.multiplies_in is torch.float32
     limit = 1e-3 * expected.abs() if is_wide else 2**-7 * expected.abs().amax(-1, keepdim=True)
     assert (error <= limit + 1e-4 * qkv.abs().amax()).all()

@@ -92,7 +92,7 @@ def test_without_a_sound_base_it_goes_row_by_row() -> None:
     rows, matrix = row_tiles.fingerprint(80, 64, 64, torch.empty(0))
 
     def product(x: torch.Tensor) -> torch.Tensor:
-        place = torch.arange(len(x))[:, None] * 1e-6  # a row's result depends on where it stands
+        place = torch.arange(len(x))[:, None] * 1e-6  # a row's result depends on its position
         return (x.double() @ matrix.double().T).float() + place
 
     heights = row_tiles.admitted(product, rows, (4, 8, 16, 32, 64))

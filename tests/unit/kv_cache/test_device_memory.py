@@ -72,4 +72,4 @@ def test_blocks_stay_within_the_card(card: DeviceMemory, config: dict[str, int])
         return
     assert sizing.kv_bytes <= (card.usable_bytes if config else card.default_bytes)
     if not config:
-        assert sizing.kv_bytes + LAYOUT.bytes_per_block > card.default_bytes  # and nothing is left lying
+        assert sizing.kv_bytes + LAYOUT.bytes_per_block > card.default_bytes  # and nothing stays allocated

@@ -34,7 +34,7 @@ def test_what_is_evicted_leaves_its_content_and_the_oldest_makes_room() -> None:
     assert fill(pool, 3, 4) == first
     assert tier.take(runs=True) == KVMoves(stores=(KVStore(first[0], 0), KVStore(first[1], 1)))
     assert tier.take(runs=True) is None
-    tier.load([key(1)])  # 3 goes, in whose slot was 2: 1 is in use
+    tier.load([key(1)])  # 3 is evicted, whose slot held 2; 1 is in use
     moves = tier.take(runs=True)
     assert moves == KVMoves(stores=(KVStore(first[0], 1),), loads=(KVLoad(0, first[0], *key(1)),))
     assert [key(name) in tier for name in (1, 2, 3, 4)] == [True, False, True, False]

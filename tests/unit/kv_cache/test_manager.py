@@ -104,7 +104,7 @@ def test_a_window_gives_back_what_no_query_sees_any_more() -> None:
         kv.try_allocate("a", end - 1, end)
     full, window = kv.block_tables("a")
     assert len(set(full)) == 8
-    # The query at 28 sees 23..28; at 31 it sees 26..31. Block 5 (20..23) goes when the next block is needed.
+    # The query at 28 sees 23..28; at 31 it sees 26..31. Block 5 (20..23) is freed when the next block is needed.
     assert window[:5] == (0,) * 5
     assert kv.num_blocks_held("a") == 8 + 3
     kv.check_invariants()

@@ -128,7 +128,7 @@ def test_a_lease_that_dies_is_not_believed(make_pools: MakePools) -> None:
     lent.lender.kill(1, "its request was ended")
     assert (
         borrowing.end().problem
-    )  # one of two: it was killed before or after it came (test_protocol.py tells them apart)
+    )  # one of two errors: killed before or after the request arrived (test_protocol.py tests each)
     assert lent.over.get(timeout=60) == 1
 
 

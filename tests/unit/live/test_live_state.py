@@ -212,8 +212,8 @@ def check_deltas(events: list[Event], dice: random.Random) -> None:
                 assert shown[key] == engine[key]
             for request_id, rows in engine["rows"].items():
                 held = [row[first:] for first, row in rows]
-                # of drafts that were rejected the page hears when the row goes on
-                unknown = [[0, []]] * len(held)  # of a request without blocks the page never hears
+                # the page gets rejected drafts with the next change of the row
+                unknown = [[0, []]] * len(held)  # the page never gets a request without blocks
                 for (first, row), theirs in zip(shown["rows"].get(request_id, unknown), held, strict=True):
                     assert row[first : first + len(theirs)] == theirs
     assert followed.state.changes(followed.state.time_s) is None

@@ -57,7 +57,7 @@ def test_a_quantized_model_is_started_as_it_is(kind: str, random_models: dict[st
         "quantization": ["none"],
     }
     assert str(model) not in saved
-    # before a process is started, which would find it out after the rows that work
+    # before any process is started; otherwise the error would come after the rows that work
     options = StartOptions(model=str(model), quantization=("none", "int8"), kv_cache_memory=1, results=tmp_path)
     with pytest.raises(SetupError, match=r"^quantization=int8: .* quantized already"):
         run_start(options)

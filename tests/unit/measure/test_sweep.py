@@ -165,9 +165,7 @@ def test_a_gguf_file_is_swept_at_the_rate_of_its_weights(tmp_path: Path, monkeyp
         prompt_lengths="4,8,16", contexts="8", batch_sizes="1", batch_context=8, steps=4, results=tmp_path, plots=False
     )
     found = run_sweep(options, LoadConfig(model=str(model), threads=1)).results
-    assert found["machine"]["flops_per_s"] == (
-        4e15 if native.is_built() else 2e15
-    )  # torch multiplies what they stand for
+    assert found["machine"]["flops_per_s"] == (4e15 if native.is_built() else 2e15)  # torch multiplies their values
     saved = (tmp_path / "sweep-llama-q4_0.gguf.json").read_text()
     assert json.loads(saved)["config"]["load"]["model"] == model.name
     assert str(model) not in saved

@@ -141,7 +141,7 @@ def test_pools_tell_them_from_a_checkpoint(folder: Path) -> None:
     config = find_model(str(folder)).config()
     facts = [identity_facts(folder, config, LoadConfig(load_format=name), [1]) for name in ("auto", "dummy")]  # pyright: ignore
     assert facts[0]["weights"] != facts[1]["weights"]
-    other = replace(config, norm_eps=config.norm_eps * 2)  # what no weight tells
+    other = replace(config, norm_eps=config.norm_eps * 2)  # this does not follow from any weight
     assert identity_facts(folder, other, LoadConfig(load_format="dummy"), [1]) != facts[1]
     assert identity_facts(folder, other, LoadConfig(), [1]) != facts[0]
     same = replace(config, dtype="bfloat16", max_position_embeddings=config.max_position_embeddings // 2)

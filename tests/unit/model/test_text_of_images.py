@@ -170,7 +170,7 @@ def test_the_whole_says_that_the_head_is_tied_where_none_is_stored(case: str, tm
     config = json.loads(path.read_text())
     config["text_config"]["tie_word_embeddings"] = False
     if case.startswith("mistral3"):
-        del config["tie_word_embeddings"]  # it is true where nothing is said
+        del config["tie_word_embeddings"]  # it is true by default
     path.write_text(json.dumps(config))
     read = read_model_config(tmp_path)
     assert read.tie_word_embeddings

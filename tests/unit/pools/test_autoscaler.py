@@ -195,6 +195,6 @@ def test_a_queue_that_a_pool_works_off_settles(tokens_per_s: float) -> None:
         sizes.append(num_now)
     changes = [after - before for before, after in itertools.pairwise(sizes) if after != before]
     turns = sum((one > 0) != (other > 0) for one, other in itertools.pairwise(changes))
-    assert turns <= 1  # up to end the queue, down again when it is gone
+    assert turns <= 1  # it grows to empty the queue, and shrinks when the queue is empty
     assert len(set(sizes[-100:])) == 1
     assert math.ceil(tokens_per_s / 800) <= sizes[-1] <= math.ceil(tokens_per_s / 600)

@@ -24,10 +24,10 @@ def after(own_s: float, busy_s: float | None, wall_s: float = 1.0) -> Contention
     ("end", "is_contended"),
     [
         (after(2.0, 2.0), False),
-        (after(1.9, 2.0), False),  # others took a twentieth of the processors
+        (after(1.9, 2.0), False),  # other processes took a twentieth of the processors
         (after(1.2, 2.0), True),  # two threads got the time of one and a fifth
         (after(1.8, 2.3), True),  # we had our processors, but shared the memory
-        (after(1.2, None), True),  # a system that does not report others
+        (after(1.2, None), True),  # a system that does not report other processes
         (after(2.0, None), False),
         (after(0.0, 0.0, wall_s=0.0), False),
     ],

@@ -235,7 +235,7 @@ def test_what_the_model_can_do_is_accepted() -> None:
         allowed_token_ids=(1, 2, 9), min_tokens=1, stop_token_ids=(2,), logit_bias={0: 1.0}, top_k=10**9, logprobs=5
     )
     fits.check_against_model(10, max_logprobs=5, eos_token_ids=(1,))
-    # each leaves one token, or is no ban: of several tokens, and of ends that nothing holds back
+    # each bans all tokens but one, or is no ban: of several tokens, or of ends without min_tokens
     fits.check_against_model(10, max_logprobs=5, eos_token_ids=(1,), bad_words_token_ids=[(2,), (1,), (9, 9)])
     SamplingParams(allowed_token_ids=(1,)).check_against_model(10, max_logprobs=5, eos_token_ids=(1,))
     every_but_one = [(token_id,) for token_id in range(9)]

@@ -200,7 +200,7 @@ def test_a_correction_finds_the_fixed_time_and_the_factor() -> None:
         predicted = (0.001, 0.002, 0.050)[i % 3]
         correction.learn(predicted, 0.008 + 1.5 * predicted)
     assert correction.seconds(0.03) == pytest.approx(0.053, rel=1e-6)
-    for _ in range(2000):  # nothing but steps of one size: a factor is all that can be told
+    for _ in range(2000):  # steps of one size only: no more than a factor can be learned
         correction.learn(0.010, 0.020)
     assert correction.seconds(0.010) == pytest.approx(0.020, rel=1e-3)
 

@@ -279,8 +279,8 @@ def test_nobody_waits_for_a_prompt_that_is_computed_elsewhere() -> None:
     def longest(predicted: Predicted) -> float:
         return max(gap for r in predicted.run.requests if r.request_id.startswith("stream") for gap in r.times.itl_s)
 
-    # a prompt of 48 tokens comes as a share of one token: behind its last whole block there is nothing but the first
-    # output, so the longest step is that of all seven requests
+    # a handed-over prompt of 48 tokens is scheduled as one token: after its last whole block there is only the first
+    # output token. So the longest step is that of all seven requests
     alone = [request(f"stream {i}", 3, 50) for i in range(7)]
     without = predict(RecordedRun(engine, tuple(alone), 0), STEP_TIMES, WhatIf())
     assert longest(apart) <= longest(without) * 1.01

@@ -73,7 +73,7 @@ class SecondBySecond(FakePools):
 
     def carry(self) -> bool:
         """Carry all bytes that can arrive, and end leases; return whether anything has ended."""
-        # of transfers that end in one moment the simulation tells first of those that fail
+        # of transfers that end at the same time the simulation reports the failed ones first
         transfers = sorted(self.transfers(), key=lambda transfer: not _fails(transfer))
         for transfer in transfers:
             for _ in range(200):
@@ -109,7 +109,7 @@ class SecondBySecond(FakePools):
             self.settle()
             for worker in self.workers:
                 if worker.engine.has_work:
-                    self.now_s += 1  # what it says is said when the step is over
+                    self.now_s += 1  # its reports are sent when the step has ended
                     worker.said.append(tuple(worker.engine.step()))
                     self.now_s -= 1
         return times

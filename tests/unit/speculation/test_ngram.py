@@ -48,7 +48,7 @@ def test_it_is_what_the_definition_says(tokens: list[int], num_drafts: int, fewe
     ("tokens", "drafts"),
     [
         ([1, 2, 3, 4, 5, 1, 2, 3], (4, 5, 1)),
-        ([7, 7, 7], (7, 7, 7)),  # a text that repeats itself goes on doing so
+        ([7, 7, 7], (7, 7, 7)),  # a repetitive text continues to repeat
         ([9, 1, 2, 8, 1, 2, 5, 1, 2], (5, 1, 2)),  # the latest place
         ([3, 1, 2, 8, 1, 2, 5, 3, 1, 2], (8, 1, 2)),  # but a longer ending before a later one
         ([1, 2, 3], ()),

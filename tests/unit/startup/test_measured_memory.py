@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "max_model_len": 256,
     "max_num_seqs": 8,
     "kernels": "reference",
-    "max_num_batched_tokens": 64,  # each of which takes the reference's kernels 15 ms
+    "max_num_batched_tokens": 64,  # each of which takes 15 ms with the reference's kernels
 }
 MANY_SEQS: dict[str, Any] = {**SETTINGS, "max_num_seqs": 32}
 """Contexts of so many weigh more in a step than its tokens: fewer tokens, fewer or shorter requests are each a way."""

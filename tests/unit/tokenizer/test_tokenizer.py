@@ -134,7 +134,7 @@ def test_byte_level_round_trip(text: str) -> None:
 def test_real_vocabulary_round_trip(text: str) -> None:
     tokenizer = text_fakes.real_tokenizer()
     ids = tokenizer.encode(text)
-    # This model composes characters (NFC); a text that is composed comes back as it was.
+    # This model composes characters (NFC); composed text round-trips unchanged.
     once = tokenizer.decode(ids, skip_special_tokens=False)
     assert tokenizer.decode(tokenizer.encode(once), skip_special_tokens=False) == once
     if text.isascii():

@@ -46,7 +46,7 @@ def test_the_capacity_of_a_server_that_refuses_is_none() -> None:
 
 
 def test_loads_are_sent_together() -> None:
-    server = WordServer(gather=2 * 3)  # neither is answered before the other has come
+    server = WordServer(gather=2 * 3)  # neither is answered before the other has arrived
     with serving(server) as url:
         target = ServerTarget(origin=Origin.parse(url), model="words")
         first, second = run_loads([TargetLoad(target, overload.drawn(SMALL, 3, None, seed)) for seed in (0, 1)])

@@ -17,7 +17,7 @@ from twostroke.lab.stories import STORIES, Story
 def test_a_story_whole(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = replace(story.workload, num_requests=6, min_output=4, max_output=24, rate=0.0)
     a, b = story.a, story.b
-    if story.name == "prefix":  # one after the other: who comes in the same step finds nothing yet
+    if story.name == "prefix":  # one after the other: requests of the same step do not find each other's prefix
         a, b = {**a, "max_num_seqs": 1}, {**b, "max_num_seqs": 1}
     short = replace(story, a=a, b=b, workload=workload)
     monkeypatch.setattr(lab, "ORDER", "ab")

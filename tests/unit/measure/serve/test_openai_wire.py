@@ -99,7 +99,7 @@ def test_an_answer_that_is_none_is_named(parts: list[bytes], kind: str, message:
     exchange = read(*parts)
     assert exchange.failure == kind
     assert message in exchange.message
-    assert exchange.chunk_tokens == [1]  # what came before stays
+    assert exchange.chunk_tokens == [1]  # what arrived before stays
 
 
 def test_a_refusal_keeps_its_body_and_its_advice() -> None:

@@ -36,7 +36,7 @@ def remarks_on_counts(results: dict[str, Any]) -> list[str]:
 
 
 def test_an_open_loop_sends_whatever_became_of_the_others(tmp_path: Path) -> None:
-    server = WordServer(gather=12)  # no answer begins before the last request has come
+    server = WordServer(gather=12)  # no answer begins before the last request has arrived
     found = bench(server, tmp_path)["results"]
     assert found["num_completed"] == 12
     assert server.most_under_way == 12
