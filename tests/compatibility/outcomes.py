@@ -126,20 +126,20 @@ class Idle:
     beside: str
     why: str
     seldom: bool = False
-    """It does have something to do now and then: by how long things take (a request's KV on its way, a step that
-    background work is held against), which no test decides."""
+    """Whether the feature sometimes has an effect, depending on times that no test controls: of a KV transfer, or of a
+    step that bounds background work."""
 
 
 IDLE = (
     Idle(
         "KV in host memory",
         "embeddings",
-        "Here: prompts that end after one step leave the pool room for the prefix that two of the requests share.",
+        "In this test prompts end after one step, so the prefix that two requests share is not evicted.",
     ),
     Idle(
         "KV in host memory",
         "background work",
-        "Here: of two requests that begin alike one may wait; it runs right behind the other and finds its blocks.",
+        "In this test one of two requests with a common prefix may wait; it then finds the other one's blocks.",
         seldom=True,
     ),
     Idle("preemption", "contiguous KV", "An admitted request has all the blocks that it will ever need."),
@@ -147,13 +147,12 @@ IDLE = (
         Idle(
             "preemption",
             pools,
-            "KV is fetched only where the longest request has room beside it, so few requests seldom take each "
-            "other's.",
+            "KV is fetched only if the longest request still fits beside it, so few requests are seldom preempted.",
             seldom=True,
         )
         for pools in _POOLS
     ),
-    Idle("pools of two KV formats", "KV in int8", "Here: the prefill pool has int8, and so has the decode pool."),
+    Idle("pools of two KV formats", "KV in int8", "In this test both pools have int8."),
     *(
         Idle("torch's operators", name, "On a CPU, torch's operators serve fp8 in any case.")
         for name in ("KV in fp8", "fp8 weights")

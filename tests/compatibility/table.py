@@ -12,35 +12,38 @@ from oracle.naive_model import model_class
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 _HEAD = """\
-# Which features go together
+# Which features can be combined
 
-For operators who combine features. Each pair is a test on a small model, {num_pairs} in all. `make compatibility`
-makes this page from the table that `tests/compatibility` runs; a test compares both.
+For operators who combine features. Each of the {num_pairs} pairs is tested on a small model. `make compatibility`
+writes this page from the table that `tests/compatibility` runs; a test compares both.
 
 | mark | pairs | meaning |
 |---|---|---|
-| **✓** | {num_work} | the engine runs with both, and both are seen at work. Tokens, log-probabilities and hidden \
-states are, bit for bit, those of an engine that computes one request after the other from its beginning. That \
-engine has only those of the two features that change numbers, such as a KV format |
-| **≈** | {num_drift} | the engine runs with both, and both are seen at work. Pools of different numerics answer, so \
-tokens may differ from those of one engine, and `usage.numeric_drift` says so |
+| **✓** | {num_work} | the engine runs with both, and both have an effect. Tokens, log-probabilities and hidden \
+states are, bit for bit, those of a reference engine, which computes each request from its beginning, one after the other. The \
+reference has only those of the two features that change numbers, such as a KV format |
+| **≈** | {num_drift} | the engine runs with both, and both have an effect. The pools have different numerics, so \
+tokens may differ from those of one engine; `usage.numeric_drift` says so |
 | **✗** | {num_refused} | refused at start; the number points to the message |
-| **○** | {num_idle} | the same answers, but one of the two has nothing to do; the number points to the reason |
+| **○** | {num_idle} | the same answers, but one of the two has no effect; the number points to the reason |
 | **·** | | two values of one setting |
 
-Every run has greedy and seeded requests with filters and penalties, some with a common beginning, and some that
-arrive while others decode. The model is a small Llama unless the pair names another. All other settings have the
-defaults of `twostroke serve --help-all`, but for small blocks, KV memory and token budgets.
+Every run has greedy and seeded requests with filters and penalties. Some share a prefix, and some arrive while others
+decode. The model is a small Llama unless the pair names another. Blocks, KV memory and token budgets are small; all
+other settings have the defaults of `twostroke serve --help-all`.
 """
 
 _FAMILIES = """\
 
 ## The families
 
-{num_families} architectures. Each runs on a small model, by one table (`tests/invariance/test_every_family.py`,
-`tests/unit/planner/test_memory.py`): chunks, company and cached prefixes; weights in float32, bfloat16, int8 and int4;
-KV in int8 and int4; two and four ranks; hand-over between engines of one, two and four ranks; planned bytes; native
-kernels against torch's operators.
+{num_families} architectures. Each is tested on a small model (`tests/invariance/test_every_family.py`,
+`tests/unit/planner/test_memory.py`) with:
+
+- chunks, other requests in the batch, and cached prefixes,
+- weights in float32, bfloat16, int8 and int4, and KV in int8 and int4,
+- two and four ranks, and hand-over between engines of one, two and four ranks,
+- planned bytes, and native kernels compared with torch's operators.
 
 {names}
 """
