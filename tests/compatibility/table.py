@@ -20,8 +20,8 @@ writes this page from the table that `tests/compatibility` runs; a test compares
 | mark | pairs | meaning |
 |---|---|---|
 | **✓** | {num_work} | the engine runs with both, and both have an effect. Tokens, log-probabilities and hidden \
-states are, bit for bit, those of a reference engine, which computes each request from its beginning, one after the other. The \
-reference has only those of the two features that change numbers, such as a KV format |
+states are, bit for bit, those of a reference engine, which computes each request from its beginning, one after the \
+other. The reference has only those of the two features that change numbers, such as a KV format |
 | **≈** | {num_drift} | the engine runs with both, and both have an effect. The pools have different numerics, so \
 tokens may differ from those of one engine; `usage.numeric_drift` says so |
 | **✗** | {num_refused} | refused at start; the number points to the message |
