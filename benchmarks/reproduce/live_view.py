@@ -174,7 +174,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 
 
 def reproduce_page(options: ReproduceOptions) -> Reproduction:
-    """Count pictures, then observe memory."""
+    """Measure the page's frames per second, then the growth of its memory."""
     count_s, num_frames, every_s = (60.0, FRAMES_OF_AN_HOUR, 15.0) if options.full else (5.0, 600, 3.0)
     with (
         local_server(options.model, {"threads": 1, "num_kv_blocks": 300}) as server,

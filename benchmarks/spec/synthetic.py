@@ -66,7 +66,7 @@ def predicted_speedup(plain: SpecRun, speculated: SpecRun, num_drafts: int, acce
     Args:
         plain: a run without drafts.
         speculated: a run of one request with `num_drafts` drafts per step.
-        num_drafts: of each step.
+        num_drafts: number of drafts of each step.
         acceptance: the probability that a draft is accepted.
     """
     cost = (speculated.verify_s(1 + num_drafts) + speculated.draft_s()) / plain.verify_s()

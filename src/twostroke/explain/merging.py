@@ -138,11 +138,11 @@ class Work:
     num_tokens: int = 0
     """Tokens computed in a chunk, or generated in a decode."""
     admission: int = 0
-    """Chunks: number of the admission that the chunk belongs to."""
+    """For chunks: number of the admission that the chunk belongs to."""
     is_last: bool = False
-    """Chunks: whether the prefill ends with it."""
+    """For chunks: whether it is the last one of the prefill."""
     drafts: StepDrafts = NO_DRAFTS
-    """Decodes: the drafts."""
+    """For decodes: drafts that the steps verified."""
 
 
 NO_WORK = Work()

@@ -70,7 +70,7 @@ class EngineCollector(Collector):
             yield from self._sglang_only(labels)
 
     def _sglang_only(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """Yield SGLang metrics that are sums or label values of ours."""
+        """Yield the metrics that only SGLang has: sums or label values of other metrics."""
         for engine in self._engines:
             every = engine.labels | labels
             ended = dict(_by_label(engine.instruments[families.REQUEST_SUCCESS]))

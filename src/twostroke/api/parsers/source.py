@@ -143,7 +143,7 @@ class Source:
         return self.has_ended and self._may_become(expected)
 
     def until(self, *stops: str) -> Reading[str | None]:
-        """Read up to the first of the stops, which stays unread; return None and read nothing if it is not near."""
+        """Read up to the first of the stops, which stays unread; None, with nothing read, after MAX_HEAD_CHARS."""
         wanted = Stops(*stops)
         while True:
             if found := wanted.find(self.text, self.position):

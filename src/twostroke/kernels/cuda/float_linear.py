@@ -128,7 +128,7 @@ class FloatLinear:
         return self._tiled(x, residual, LOW, apart=LOW.count(num_rows, n) < self._num_processors)
 
     def _tiled(self, x: Tensor, residual: Tensor | None, tile: Tile, *, apart: bool) -> Tensor:
-        """Multiply in tiles of a size, with separate programs for the runs (`apart`) or not; the bits are the same."""
+        """Multiply in tiles; if `apart`, a separate program computes each run. The bits are the same."""
         assert x.dtype is self.weight.dtype, (x.dtype, self.weight.dtype)
         x = x if x.stride(-1) == 1 else x.contiguous()
         assert residual is None or residual.stride(-1) == 1, residual
