@@ -66,8 +66,8 @@ class Placer(Protocol):
         """Return the workers for a request; None if no worker can take it now.
 
         Args:
-            request: as it arrived.
-            token_ids: all tokens known so far, to be computed before the next one can be drawn.
+            request: the request as it arrived.
+            token_ids: all known tokens, which have to be computed before the next one is sampled.
             members: workers that accept requests.
             num_live: returns the number of sequences that need a member, by its id.
         """
