@@ -9,7 +9,7 @@ const TILES = [
   ["prefill", "Prefill", "prompt tokens computed per second"],
   ["decode", "Decode", "output tokens generated per second"],
   ["kv", "KV use", "share of the KV blocks that running sequences hold"],
-  ["hits", "Prefix cache hits", "share of the prompt tokens that were found in the prefix cache"],
+  ["hits", "Cache hits", "share of the prompt tokens that were found in the prefix cache"],
   ["step", "Step time", "mean of the last 20 steps; with pools, of the working process with the longest"],
   ["floor", "Step floor", "shortest possible time for these steps on this machine: the longer of arithmetic and memory; an estimate if other work disturbed the measurement of the machine"],
 ];
