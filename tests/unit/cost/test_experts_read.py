@@ -60,14 +60,14 @@ PREFERRING = ("gpt_oss", "glm4_moe", "minimax_m2", "ernie4_5_moe", "dots1")
 
 @dataclass
 class Seen:
-    """What the experts of a model were asked for."""
+    """Experts that the routers of a model chose."""
 
     steps: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     """For each step: its tokens, its requests, and the experts that were hit, summed over the layers."""
     experts: list[sparse.Experts] = field(default_factory=list[sparse.Experts])
 
     def hits_of(self, batch: int) -> list[int]:
-        """Of the steps in which so many requests decode."""
+        """Return the hits of the steps in which so many requests decode."""
         return [hits for num_tokens, num_requests, hits in self.steps if num_tokens == num_requests == batch]
 
     @property
@@ -88,7 +88,7 @@ class Seen:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """Look at models that are loaded from now on."""
+    """Record the experts of models that are loaded from now on."""
     seen, init, launch = Seen(), sparse.Experts.__init__, ModelRunner.launch
 
     def watched(self: sparse.Experts, *given: Any) -> None:
