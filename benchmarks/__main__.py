@@ -20,9 +20,9 @@ from benchmarks.prediction import PredictionOptions, print_prediction, run_predi
 from benchmarks.ranks import RanksOptions, print_ranks, run_ranks
 from benchmarks.router import RouterOptions, print_fleets, print_router, run_router
 from benchmarks.spec.run import SpecOptions, print_spec, run_spec
-from twostroke.cli.flags import LoadByFlags, LoadFlags
-from twostroke.cli.habits import run_words
-from twostroke.cli.numbers import read_numbers
+from twostroke.cli.flags import LoadFlags, LoadFromFlags
+from twostroke.cli.numbers import convert_numbers
+from twostroke.cli.other_programs import run_command_line
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import DEFAULT_FOLDER
 
@@ -43,7 +43,7 @@ README, MEASUREMENTS = Path("README.md"), Path("docs/measurements.md")
 app = App(
     name="python -m benchmarks",
     help="Reproduce this project's own results, each beside what was predicted, and compare engines.",
-    config=(read_numbers,),
+    config=(convert_numbers,),
 )
 
 
@@ -123,7 +123,7 @@ def servers(*, options: ServersFlags = ServersOptions()) -> None:
 
 
 @app.command
-def spec(*, options: SpecFlags = SpecOptions(), load: LoadFlags = LoadByFlags()) -> None:
+def spec(*, options: SpecFlags = SpecOptions(), load: LoadFlags = LoadFromFlags()) -> None:
     """Compare drafts with none, alternating: measured and predicted speed-up, and whether the gate ever loses.
 
     Also shows how many drafts are accepted, and the number accepted with probability min(1, p/q).
@@ -193,4 +193,4 @@ def table(
 
 
 if __name__ == "__main__":
-    run_words(app, sys.argv[1:], "python -m benchmarks")
+    run_command_line(app, sys.argv[1:], "python -m benchmarks")

@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.table import Table
 
-from twostroke.config.checks import switch, whole_number
+from twostroke.config.checks import check_bool, check_int
 from twostroke.config.load import MAX_THREADS, LoadConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.figure import Draw
 from twostroke.measure.report import last_part, model_name
-from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic, workload_of_lengths
 from twostroke.model.model_files import find_model
 from twostroke.tables import plain_table
 
@@ -55,13 +55,13 @@ class ReproduceOptions:
     def __post_init__(self) -> None:
         """Check what needs no model."""
         for name in ("full", "plots", "with_model"):
-            switch(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
         if self.label is not None and not re.fullmatch(r"[A-Za-z0-9._-]+", self.label):
             limit = "must be letters, digits, dots, dashes and underscores: it becomes part of a file name"
             raise InvalidParameter("label", self.label, limit)
         if self.threads is not None:
-            whole_number("threads", self.threads, 1, MAX_THREADS)
-        whole_number("seed", self.seed, 0, 2**32 - 1)
+            check_int("threads", self.threads, 1, MAX_THREADS)
+        check_int("seed", self.seed, 0, 2**32 - 1)
 
     @property
     def model_name(self) -> str:
@@ -100,9 +100,9 @@ class ReproduceOptions:
             )
         )
 
-    def of_lengths(self, lengths: Sequence[tuple[int, int]], *, seed: int = 0) -> Workload:
+    def workload_of_lengths(self, lengths: Sequence[tuple[int, int]], *, seed: int = 0) -> Workload:
         """Return requests with these lengths of prompt and output; `seed` is added to the command's own."""
-        return of_lengths(lengths, vocab_size=self.vocab_size(), seed=self.seed + seed)
+        return workload_of_lengths(lengths, vocab_size=self.vocab_size(), seed=self.seed + seed)
 
     def vocab_size(self) -> int:
         """Return the number of token ids that workloads may use: the model's, or 4096 without a model."""

@@ -25,7 +25,7 @@ from twostroke.client.engine_client import EngineState
 from twostroke.cluster.gateway_log import log_of
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.cluster.routed_placer import LeastBusy
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.engine.event_sinks import read_events
@@ -88,20 +88,20 @@ class Drill:
 
 def prompts(number: int) -> list[tuple[str, SamplingParams]]:
     """Return `number` different requests: greedy and sampled, short and long."""
-    dice = random.Random(7)
+    rng = random.Random(7)
     words = "def f(x):\n    return x\nfor i in range(9):\nclass A:\n    pass\nimport os\nx = 1\n".splitlines(
         keepends=True
     )
     made: list[tuple[str, SamplingParams]] = []
     for i in range(number):
-        text = "".join(dice.choice(words) for _ in range(dice.choice([1, 8, 30, 60]))) + f"# {i}\n"
+        text = "".join(rng.choice(words) for _ in range(rng.choice([1, 8, 30, 60]))) + f"# {i}\n"
         params = SamplingParams(
-            max_tokens=dice.choice([30, 80, 120]),
-            temperature=dice.choice([0.0, 0.9]),
+            max_tokens=rng.choice([30, 80, 120]),
+            temperature=rng.choice([0.0, 0.9]),
             seed=i,
-            ignore_eos=dice.random() < 0.7,
+            ignore_eos=rng.random() < 0.7,
             logprobs=1,
-            repetition_penalty=dice.choice([1.0, 1.1]),
+            repetition_penalty=rng.choice([1.0, 1.1]),
         )
         made.append((text, params))
     return made
@@ -127,7 +127,7 @@ async def run(
         progress: called after every round.
     """
     drill = Drill()
-    seen = _Seen()
+    seen = _StreamCounts()
     placer = LeastBusy() if hands_over else None
     engine = PooledEngine(config, pools, on_trouble=lambda cause: None, listeners=(seen,), placer=placer)
     await engine.start()
@@ -170,7 +170,7 @@ async def run(
     return drill
 
 
-class _Seen:
+class _StreamCounts:
     """Counter of events, and of the time until the next token of resumed streams."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ async def ask(
     return token_ids, logprobs, said
 
 
-async def _kill_all_of(role: Role, engine: PooledEngine, drill: Drill, faults: Faults, seen: _Seen) -> None:
+async def _kill_all_of(role: Role, engine: PooledEngine, drill: Drill, faults: Faults, seen: _StreamCounts) -> None:
     """Kill every worker of a pool at once, whenever all of them run and streams have begun."""
     for _ in range(faults.number):
         await asyncio.sleep(faults.every_s)
@@ -270,22 +270,22 @@ async def _kill_all_of(role: Role, engine: PooledEngine, drill: Drill, faults: F
                 drill.num_killed += 1
 
 
-async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _Seen) -> None:
+async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _StreamCounts) -> None:
     """Kill and freeze workers in turn; spare the last decode worker unless `Faults.only` names its pool."""
     if faults.only is not None:
         await _kill_all_of(faults.only, engine, drill, faults, seen)
         return
-    dice = random.Random(faults.seed)
+    rng = random.Random(faults.seed)
     done = 0
     while done < faults.number:
-        await asyncio.sleep(faults.every_s * dice.uniform(0.5, 1.5))
+        await asyncio.sleep(faults.every_s * rng.uniform(0.5, 1.5))
         pids = engine.pids
         decoders = [worker for worker in pids if worker.startswith("decode")]
         victims = [worker for worker in pids if worker.startswith("prefill") or len(decoders) > 1]
         if not victims or not engine.dispatcher.num_live:
             continue
-        victim = dice.choice(victims)
-        is_freeze = dice.random() < 0.4
+        victim = rng.choice(victims)
+        is_freeze = rng.random() < 0.4
         try:
             os.kill(pids[victim], signal.SIGSTOP if is_freeze else signal.SIGKILL)
         except ProcessLookupError:  # it was frozen before, and has just been killed for that
@@ -297,11 +297,11 @@ async def _disturb(engine: PooledEngine, drill: Drill, faults: Faults, seen: _Se
 
 async def _resize(engine: PooledEngine, pools: PoolConfig, drill: Drill, faults: Faults) -> None:
     """Add a worker to a pool and remove one again, alternating."""
-    dice = random.Random(faults.seed)
+    rng = random.Random(faults.seed)
     while faults.resizes:
         for more in (1, 0):
-            await asyncio.sleep(dice.uniform(5.0, 15.0))
-            role = dice.choice([Role.PREFILL, Role.DECODE])
+            await asyncio.sleep(rng.uniform(5.0, 15.0))
+            role = rng.choice([Role.PREFILL, Role.DECODE])
             number = (pools.prefill if role is Role.PREFILL else pools.decode) + more
             engine.scale({role: number})
             drill.num_resized += 1
@@ -346,10 +346,10 @@ class DrillOptions:
     """Folder for drill.json."""
 
     def __post_init__(self) -> None:
-        whole_number("num_streams", self.num_streams, 1, 1000)
-        whole_number("num_faults", self.num_faults, 1, 100_000)
-        whole_number("decode", self.decode, 2, 64)
-        whole_number("last_decode", self.last_decode, 0, 1000)
+        check_int("num_streams", self.num_streams, 1, 1000)
+        check_int("num_faults", self.num_faults, 1, 100_000)
+        check_int("decode", self.decode, 2, 64)
+        check_int("last_decode", self.last_decode, 0, 1000)
 
 
 def run_drill(options: DrillOptions) -> dict[str, Any]:

@@ -20,16 +20,16 @@ from typing import Any, get_args
 from rich.console import Console
 from tqdm.auto import tqdm
 
+from benchmarks.alternating import medians
 from benchmarks.goals import PREDICTION_MEDIAN, PREDICTION_P95
-from benchmarks.side_by_side import medians
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import whole_number, whole_numbers
+from twostroke.config.checks import check_int, parse_ints
 from twostroke.config.load import LoadConfig, QuantizationOnLoad
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event
-from twostroke.measure.from_log import run_of_log
+from twostroke.measure.from_log import run_from_log
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import (
     DEFAULT_FOLDER,
@@ -39,9 +39,9 @@ from twostroke.measure.report import (
     record,
 )
 from twostroke.measure.steps import measure_steps
-from twostroke.measure.workload import SMALL_VOCAB_SIZE, of_lengths
+from twostroke.measure.workload import SMALL_VOCAB_SIZE, workload_of_lengths
 from twostroke.planner.replay import figures as figures_of
-from twostroke.simulation.requests import recording_of
+from twostroke.simulation.requests import read_recording
 from twostroke.simulation.simulate import simulate
 from twostroke.tables import plain_table, print_table
 
@@ -78,18 +78,18 @@ class PredictionOptions:
             if precision not in known:
                 limit = f"names {precision!r}; known: {', '.join(known)}"
                 raise InvalidParameter("precisions", self.precisions, limit)
-        whole_numbers("prompts", self.prompts, 1, 1 << 20)
-        whole_numbers("batches", self.batches, 1, 1 << 12)
+        parse_ints("prompts", self.prompts, 1, 1 << 20)
+        parse_ints("batches", self.batches, 1, 1 << 12)
         for name in ("output_tokens", "repeats", "most_prompt_tokens"):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
 
     @property
     def points(self) -> tuple[tuple[int, int], ...]:
         """Prompt tokens and requests of each point."""
         return tuple(
             (prompt, batch)
-            for prompt in whole_numbers("prompts", self.prompts, 1, 1 << 20)
-            for batch in whole_numbers("batches", self.batches, 1, 1 << 12)
+            for prompt in parse_ints("prompts", self.prompts, 1, 1 << 20)
+            for batch in parse_ints("batches", self.batches, 1, 1 << 12)
             if prompt * batch <= self.most_prompt_tokens
         )
 
@@ -158,7 +158,7 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
     cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_blocks)
     events: list[Event] = []
     with closing(model_engine(replace(load, max_model_len=longest), scheduler, cache, [events])) as engine:
-        engine.run(of_lengths([(16, 4)] * 2, vocab_size=SMALL_VOCAB_SIZE))
+        engine.run(workload_of_lengths([(16, 4)] * 2, vocab_size=SMALL_VOCAB_SIZE))
         started = events[0]
 
         def row(prompt: int, batch: int) -> dict[str, Any]:
@@ -166,10 +166,12 @@ def _points_of(load: LoadConfig, options: PredictionOptions) -> list[dict[str, A
             predicted: dict[str, Any] = {}
             for i in range(options.repeats):
                 events[:] = [started]
-                engine.run(of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=SMALL_VOCAB_SIZE, seed=i))
-                measured.append(figures_of(run_of_log(events)))
+                engine.run(
+                    workload_of_lengths([(prompt, options.output_tokens)] * batch, vocab_size=SMALL_VOCAB_SIZE, seed=i)
+                )
+                measured.append(figures_of(run_from_log(events)))
                 if not predicted:
-                    recording = recording_of(events)
+                    recording = read_recording(events)
                     predicted = figures_of(simulate(recording.started, recording.requests, step_times))
             precision = load.quantization or "none"
             named = {"model": model_name(load.model), "precision": precision, "prompt": prompt, "batch": batch}

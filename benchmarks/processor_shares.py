@@ -39,7 +39,7 @@ class ProcessorTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenShare:
+class UsedShare:
     """One interval; shares of the processors' time, from 0 to 1."""
 
     begin_s: float
@@ -76,7 +76,7 @@ def read_processor_times(pids: Iterable[int], proc: Path = _PROC) -> ProcessorTi
     )
 
 
-def taken_shares(readings: Sequence[ProcessorTimes], num_processors: int) -> list[TakenShare]:
+def used_shares(readings: Sequence[ProcessorTimes], num_processors: int) -> list[UsedShare]:
     """Return the intervals between readings, each at least SHORTEST_S long.
 
     Args:
@@ -84,27 +84,27 @@ def taken_shares(readings: Sequence[ProcessorTimes], num_processors: int) -> lis
         num_processors: number of processors that the readings are summed over.
 
     >>> first, last = ProcessorTimes(0.0, 50.0, 1.0, 20.0), ProcessorTimes(10.0, 65.0, 1.2, 30.0)
-    >>> taken_shares([first, last], 2)
-    [TakenShare(begin_s=0.0, end_s=10.0, others=0.25, stolen=0.01)]
+    >>> used_shares([first, last], 2)
+    [UsedShare(begin_s=0.0, end_s=10.0, others=0.25, stolen=0.01)]
     """
     kept: list[ProcessorTimes] = []
     for reading in readings:
         if not kept or reading.at_s - kept[-1].at_s >= SHORTEST_S:
             kept.append(reading)
-    found: list[TakenShare] = []
+    found: list[UsedShare] = []
     for earlier, later in pairwise(kept):
         time_s = num_processors * (later.at_s - earlier.at_s)
         own_s = max(0.0, later.own_s - earlier.own_s)  # a process that ended no longer counts
         others_s = max(0.0, later.busy_s - earlier.busy_s - own_s)
         stolen_s = max(0.0, later.stolen_s - earlier.stolen_s)
-        found.append(TakenShare(earlier.at_s, later.at_s, round(others_s / time_s, 6), round(stolen_s / time_s, 6)))
+        found.append(UsedShare(earlier.at_s, later.at_s, round(others_s / time_s, 6), round(stolen_s / time_s, 6)))
     return found
 
 
-def worst_of_parts(intervals: Sequence[TakenShare], begin_s: float, end_s: float, num_parts: int) -> list[float | None]:
+def worst_of_parts(intervals: Sequence[UsedShare], begin_s: float, end_s: float, num_parts: int) -> list[float | None]:
     """Return the largest share of any interval that overlaps each of the equal parts of a time; None where none does.
 
-    >>> worst_of_parts([TakenShare(0, 4, 0.1, 0.0), TakenShare(4, 9, 0.3, 0.1)], 0, 12, 3)
+    >>> worst_of_parts([UsedShare(0, 4, 0.1, 0.0), UsedShare(4, 9, 0.3, 0.1)], 0, 12, 3)
     [0.1, 0.4, 0.4]
     """
     width_s = (end_s - begin_s) / num_parts

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.side_by_side import in_turn
+from benchmarks.alternating import alternate
 from twostroke.client.input_processor import Prompt
 from twostroke.communicator.interface import Communicator
 from twostroke.communicator.rendezvous import await_ranks, join, listen
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.llm import LLM
 from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, percentiles, record
 from twostroke.model.model_files import find_model
@@ -60,7 +60,7 @@ class RanksOptions:
 
     def __post_init__(self) -> None:
         for name in ("gathers", "batch", "output_tokens", "long_prompt", "repeats"):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
 
 
 def run_ranks(options: RanksOptions) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
         SetupError: the model cannot be loaded, or cannot be split over two ranks.
     """
     check_folder(options.results)
-    gathers = in_turn(2, ("shared memory", "sockets"), lambda name, _: _gather_times(name, options.gathers))
+    gathers = alternate(2, ("shared memory", "sockets"), lambda name, _: _gather_times(name, options.gathers))
     engines: dict[str, dict[str, Any]] = {
         "1 rank, 2 threads": {"threads": 2},
         "2 ranks, 1 thread each": {"threads": 1, "tensor_parallel_size": 2},
@@ -78,7 +78,7 @@ def run_ranks(options: RanksOptions) -> dict[str, Any]:
     if _has_experts(options.model):
         dealt = {"enable_expert_parallel": True, **engines["2 ranks, 1 thread each"]}
         engines["2 ranks, whole experts on each"] = dealt
-    found = in_turn(options.repeats, engines, lambda name, _: _run(options, engines[name]))
+    found = alternate(options.repeats, engines, lambda name, _: _run(options, engines[name]))
     results = {
         "all_gather_us": {name: _by_size([times for turn in of for times in turn]) for name, of in gathers.items()},
         "output_tokens_per_s": _medians({name: [run.output_rate for run in runs] for name, runs in found.items()}),

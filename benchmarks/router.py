@@ -28,10 +28,10 @@ from twostroke.cluster.dispatcher import Dispatcher
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.messages import Alive, StartEngine
 from twostroke.cluster.routed_placer import LeastBusy, ReadyWorker
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import RoutingConfig
-from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
+from twostroke.cost.fleet import FleetLimits, GatewayPrices, WorkerSpeed, fleet_limits
 from twostroke.engine.generation import GenerationRequest
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.kv_cache.prefix_cache import hash_blocks
@@ -50,7 +50,7 @@ import sys, time
 from pathlib import Path
 import zmq
 from twostroke.cluster.messages import Alive, encode_message
-from twostroke.cluster.wires import engine_ends
+from twostroke.cluster.process_sockets import engine_ends
 context = zmq.Context()
 commands, reports = engine_ends(context, Path(sys.argv[1]))
 commands.recv()
@@ -121,12 +121,12 @@ def _journal(num_prompt_tokens: int) -> tuple[float, float, float]:
     ]
     before = tracemalloc.get_traced_memory()[0]
     for step in updates[: STREAM_OUTPUT_TOKENS // 2]:
-        dispatcher.take_in("decode-0.1", step)
+        dispatcher.process_updates("decode-0.1", step)
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     began_s = time.process_time()
     for step in updates[STREAM_OUTPUT_TOKENS // 2 :]:
-        dispatcher.take_in("decode-0.1", step)
+        dispatcher.process_updates("decode-0.1", step)
     update_us = 1e6 * (time.process_time() - began_s) / (NUM_STREAMS * STREAM_OUTPUT_TOKENS // 2)
     token_bytes = grown / (NUM_STREAMS * STREAM_OUTPUT_TOKENS // 2)
     return update_us, token_bytes, empty / NUM_STREAMS
@@ -172,7 +172,7 @@ def fleets(
     for name, worker in WORKERS.items():
         rows = found[name] = []
         for size in sorted(size for size in route_us if size >= 2):
-            costs = FrontCosts(
+            costs = GatewayPrices(
                 token_us=TOKEN_US,
                 request_us=REQUEST_US,
                 route_us=route_us[size],
@@ -234,8 +234,8 @@ class RouterOptions:
 
     def __post_init__(self) -> None:
         for size in self.members:
-            whole_number("members", size, 1, 100_000)
-        whole_number("decisions", self.decisions, 10)
+            check_int("members", size, 1, 100_000)
+        check_int("decisions", self.decisions, 10)
 
     @property
     def sizes(self) -> tuple[int, ...]:

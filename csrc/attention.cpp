@@ -54,25 +54,25 @@ StepAttention::StepAttention(const Kernels& kernels, const AttentionArgs& step)
 }
 
 // Work on each token before attention: norm and rotation of its heads, then writing K and V, in one task.
-void StepAttention::prepare(const AttentionArgs& layer, const HeadTurn& turn) const {
+void StepAttention::prepare(const AttentionArgs& layer, const QKNormRope& qk) const {
   bool writes = layer.token_heads > layer.heads;
-  if (!writes && !turn.cos && !turn.weight) return;
+  if (!writes && !qk.cos && !qk.weight) return;
   int64_t dim = layer.head_dim, stride = layer.token_heads * dim;
-  int64_t turned = writes ? layer.heads + layer.kv_heads : layer.heads;
+  int64_t qk_heads = writes ? layer.heads + layer.kv_heads : layer.heads;
   int64_t tokens_per_task = std::max<int64_t>(1, 16384 / stride);
   void* qkv = const_cast<void*>(layer.qkv);
   void* k = (char*)qkv + layer.heads * dim * (layer.type == Dtype::bf16 ? 2 : 4);
   parallel((int64_t)seq_of_token_.size(), tokens_per_task, [&](int64_t begin, int64_t end) {
-    if (turn.weight)
-      kernels_.rms_norm(qkv, stride, turn.weight, qkv, stride, turned, dim, turn.eps, layer.type, turn.weight_type, begin, end);
-    if (turn.cos) kernels_.rotate(qkv, stride, turned, dim, turn.cos, turn.sin, layer.type, begin, end);
-    if (writes && turn.key_mean) kernels_.center(k, stride, turn.key_mean, layer.kv_heads * dim, layer.type, begin, end);
+    if (qk.weight)
+      kernels_.rms_norm(qkv, stride, qk.weight, qkv, stride, qk_heads, dim, qk.eps, layer.type, qk.weight_type, begin, end);
+    if (qk.cos) kernels_.rotate(qkv, stride, qk_heads, dim, qk.cos, qk.sin, layer.type, begin, end);
+    if (writes && qk.key_mean) kernels_.center(k, stride, qk.key_mean, layer.kv_heads * dim, layer.type, begin, end);
     if (writes) kernels_.write_kv(layer, seq_of_token_.data(), begin, end);
   });
 }
 
-int64_t StepAttention::run(const AttentionArgs& layer, const HeadTurn& turn) const {
-  prepare(layer, turn);
+int64_t StepAttention::run(const AttentionArgs& layer, const QKNormRope& qk) const {
+  prepare(layer, qk);
   static thread_local std::vector<float> room;
   room.resize((size_t)outcome_floats_);
   float* outcomes = room.data();

@@ -9,7 +9,7 @@ namespace twostroke {
 
 // Operations on q and k before K and V are written: a norm of each head, rotary embedding, then subtraction of the mean from k.
 // Each of them is optional.
-struct HeadTurn {
+struct QKNormRope {
   const void* cos;     // [num_tokens, head_dim], or null
   const void* sin;     // [num_tokens, head_dim], signed, or null
   const void* weight;  // of the norm [heads of q and k, head_dim], or null
@@ -27,7 +27,7 @@ class StepAttention {
 
   // With the other fields filled in: applies norm and rotation to q and k of qkv in place, writes K and V if qkv has them, then
   // attends. Returns the number of attention tasks.
-  int64_t run(const AttentionArgs& layer, const HeadTurn& turn) const;
+  int64_t run(const AttentionArgs& layer, const QKNormRope& qk) const;
 
   const AttentionArgs& step() const { return step_; }
 
@@ -43,7 +43,7 @@ class StepAttention {
     int64_t item, outcomes;
   };
 
-  void prepare(const AttentionArgs& layer, const HeadTurn& turn) const;
+  void prepare(const AttentionArgs& layer, const QKNormRope& qk) const;
 
   const Kernels& kernels_;
   AttentionArgs step_;

@@ -33,10 +33,10 @@ NB_MODULE(_native, m) {
   m.def("unpack_rows", &unpack_rows, release);
   m.def("ggml_types", &ggml_types);
   m.def(
-      "take_apart",
+      "unpack_blocks",
       [](const std::string& type, uintptr_t blocks, int64_t num_blocks, uintptr_t codes, uintptr_t scales, uintptr_t mins,
          uintptr_t super_scales, uintptr_t super_mins) {
-        take_apart(type, blocks, num_blocks, {codes, scales, mins, super_scales, super_mins});
+        unpack_blocks(type, blocks, num_blocks, {codes, scales, mins, super_scales, super_mins});
       },
       release);
   nb::class_<WeightFormat>(m, "WeightFormat")

@@ -183,12 +183,12 @@ const BlockType& block_type(const std::string& name) {
   throw std::invalid_argument("blocks of type " + name);
 }
 
-void take_apart(const std::string& name, uintptr_t blocks, int64_t num_blocks, const QuantizedParts& to) {
+void unpack_blocks(const std::string& name, uintptr_t blocks, int64_t num_blocks, const QuantizedParts& to) {
   const BlockType& type = block_type(name);
   int64_t scale_bytes = type.scale_bytes();
   parallel(num_blocks, BLOCKS_PER_TASK, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
-      type.take_apart((const uint8_t*)blocks + i * type.block_bytes,
+      type.unpack_blocks((const uint8_t*)blocks + i * type.block_bytes,
                       {(uint8_t*)to.codes + i * type.block_size, (uint8_t*)to.scales + i * scale_bytes,
                        (uint8_t*)to.mins + i * scale_bytes, (uint8_t*)to.super_scales + i * 2, (uint8_t*)to.super_mins + i * 2});
   });

@@ -21,7 +21,7 @@ struct BlockType {
   const char* name;
   int64_t block_bytes, block_size, group;
   bool has_super_blocks;
-  void (*take_apart)(const uint8_t*, const BlockParts&);
+  void (*unpack_blocks)(const uint8_t*, const BlockParts&);
 
   // Bytes of a block's scales, and of its mins.
   int64_t scale_bytes() const { return block_size / group * (has_super_blocks ? 1 : 2); }
@@ -34,6 +34,6 @@ const BlockType& block_type(const std::string& name);
 std::vector<std::string> ggml_types();
 
 // Converts consecutive blocks of a type to the parts of a weight whose rows are whole blocks.
-void take_apart(const std::string& type, uintptr_t blocks, int64_t num_blocks, const QuantizedParts& to);
+void unpack_blocks(const std::string& type, uintptr_t blocks, int64_t num_blocks, const QuantizedParts& to);
 
 }  // namespace twostroke

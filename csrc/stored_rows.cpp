@@ -130,7 +130,7 @@ bool pack_stored(const std::string& name, const StoredRows& rows, uintptr_t pack
         for (int64_t c = 0; c < PANEL; c++) {
           if (row_of[c] < 0) continue;
           Block block;
-          type.take_apart(room.data() + c * row_bytes + b * type.block_bytes,
+          type.unpack_blocks(room.data() + c * row_bytes + b * type.block_bytes,
                           {block.codes, block.scales, block.mins, block.super_scale, block.super_min});
           is_good &= is_finite(block, format, groups);
           put(block, format, b * groups, groups, c, panel);

@@ -15,7 +15,7 @@ struct StoredRows {
   const int64_t* offsets;   // bytes from the start of the file
 };
 
-// Packs rows into panels, with the bits of take_apart and pack_quantized. Rows are [n, k], or [2 n, k] with G above U. The
+// Packs rows into panels, with the bits of unpack_blocks and pack_quantized. Rows are [n, k], or [2 n, k] with G above U. The
 // memory of the panels must be zeroed. Returns false, with unusable panels, if a row could not be read, or a scale or min is not
 // finite. Throws std::invalid_argument for an unknown type.
 bool pack_stored(const std::string& type, const StoredRows& rows, uintptr_t packed, int64_t n, int64_t k, bool gated,

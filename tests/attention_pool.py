@@ -110,7 +110,7 @@ class Pool:
         self,
         work: Sequence[tuple[int, int]],
         tree_masks: TreeMasks | None = None,
-        turn: QKNormRope | None = None,
+        qk_norm_rope: QKNormRope | None = None,
     ) -> None:
         """Run the next n tokens of some requests."""
         shape = self.shape
@@ -136,7 +136,7 @@ class Pool:
         )
         qkv = torch.cat([self.requests[row][self.done[row] : self.done[row] + n] for row, n in work])
         out = self.operator(
-            qkv.to(shape.device), self.storage, metadata.plans[0], LAYER, shape.scoring, _on(shape.device, turn)
+            qkv.to(shape.device), self.storage, metadata.plans[0], LAYER, shape.scoring, _on(shape.device, qk_norm_rope)
         )
         for (row, n), part in zip(work, out.cpu().split([n for _, n in work]), strict=True):
             self.outputs[row].append(part)
@@ -146,12 +146,12 @@ class Pool:
         return [torch.cat(parts) for parts in self.outputs]
 
 
-def _on(device: torch.device, turn: QKNormRope | None) -> QKNormRope | None:
-    if turn is None:
+def _on(device: torch.device, qk_norm_rope: QKNormRope | None) -> QKNormRope | None:
+    if qk_norm_rope is None:
         return None
-    weight = None if turn.norm_weight is None else turn.norm_weight.to(device)
-    mean = None if turn.key_mean is None else turn.key_mean.to(device)
-    return QKNormRope(turn.cos.to(device), turn.signed_sin.to(device), weight, turn.eps, mean)
+    weight = None if qk_norm_rope.norm_weight is None else qk_norm_rope.norm_weight.to(device)
+    mean = None if qk_norm_rope.key_mean is None else qk_norm_rope.key_mean.to(device)
+    return QKNormRope(qk_norm_rope.cos.to(device), qk_norm_rope.signed_sin.to(device), weight, qk_norm_rope.eps, mean)
 
 
 def alone(shape: Shape, qkv: Tensor) -> Tensor:

@@ -33,57 +33,57 @@ def random_load(seed: int) -> list[Event]:
 
 @functools.cache
 def _run(seed: int) -> tuple[Event, ...]:
-    dice = random.Random(seed)
-    layout = make_layout(dice.choice([[None], [None], [None, 6, 6]]), dice.choice([1, 2, 4]))
-    is_chunked = dice.random() < 0.8
+    rng = random.Random(seed)
+    layout = make_layout(rng.choice([[None], [None], [None, 6, 6]]), rng.choice([1, 2, 4]))
+    is_chunked = rng.random() < 0.8
     settings = SchedulerConfig(
-        max_num_batched_tokens=dice.choice([1, 4, 8, 20]),
-        max_num_seqs=dice.choice([1, 3, 8]),
-        policy=dice.choice(["fcfs", "priority"]),
+        max_num_batched_tokens=rng.choice([1, 4, 8, 20]),
+        max_num_seqs=rng.choice([1, 3, 8]),
+        policy=rng.choice(["fcfs", "priority"]),
         ageing_s=100.0,
         enable_chunked_prefill=is_chunked,
-        batching=dice.choice(["continuous", "continuous", "static"]),
-        mixing=dice.choice(["mixed", "mixed", "prefill_first"]),
+        batching=rng.choice(["continuous", "continuous", "static"]),
+        mixing=rng.choice(["mixed", "mixed", "prefill_first"]),
     )
     longest = 40
     least = layout.peak_blocks(longest, min(longest, settings.max_num_batched_tokens) if is_chunked else longest)
     engine = FakeEngine(
         layout,
-        least + dice.randint(0, 3),
+        least + rng.randint(0, 3),
         max_model_len=longest,
         scheduler_config=settings,
-        cache_config=_cache_config(layout, dice),
-        latency=dice.choice([0, 0, 1, 2]),
-        max_drafts=dice.choice([0, 3, "auto"]),
-        stop_chance=dice.choice([0.0, 0.1]),
-        corruption_chance=dice.choice([0.0, 0.3]),
-        check_time_s=dice.choice([0.0, 0.2]),
+        cache_config=_cache_config(layout, rng),
+        latency=rng.choice([0, 0, 1, 2]),
+        max_drafts=rng.choice([0, 3, "auto"]),
+        stop_chance=rng.choice([0.0, 0.1]),
+        corruption_chance=rng.choice([0.0, 0.3]),
+        check_time_s=rng.choice([0.0, 0.2]),
         seed=seed,
         log=EventRing(1_000_000),
     )
     for number in range(NUM_REQUESTS):
-        num_prompt_tokens = dice.randint(1, dice.choice([3, longest - 1]))
-        max_tokens = dice.randint(1, longest - num_prompt_tokens)
-        prompt = [dice.randint(0, 1)] * num_prompt_tokens
-        engine.now_s += dice.random()
-        arrival_time_s = engine.now_s - dice.choice([0.0, dice.random() / 8])
-        engine.submit(f"r{number}#0.0", prompt, max_tokens, priority=dice.randint(0, 2), arrival_time_s=arrival_time_s)
-        for _ in range(dice.choice([0, 0, 1, 3])):
-            step(engine, dice)
-        if engine.live and dice.random() < 0.15:
-            engine.now_s += dice.random() / 16
-            engine.abort(dice.choice(sorted(engine.live)))
+        num_prompt_tokens = rng.randint(1, rng.choice([3, longest - 1]))
+        max_tokens = rng.randint(1, longest - num_prompt_tokens)
+        prompt = [rng.randint(0, 1)] * num_prompt_tokens
+        engine.now_s += rng.random()
+        arrival_time_s = engine.now_s - rng.choice([0.0, rng.random() / 8])
+        engine.submit(f"r{number}#0.0", prompt, max_tokens, priority=rng.randint(0, 2), arrival_time_s=arrival_time_s)
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            step(engine, rng)
+        if engine.live and rng.random() < 0.15:
+            engine.now_s += rng.random() / 16
+            engine.abort(rng.choice(sorted(engine.live)))
     while engine.scheduler.has_work:
-        step(engine, dice)
+        step(engine, rng)
     engine.run(max_steps=5)
     assert isinstance(engine.log, EventRing)
     return tuple(engine.log)
 
 
-def _cache_config(layout: KVLayout, dice: random.Random) -> CacheConfig:
-    caches = dice.random() < 0.7
-    rate = dice.choice([0.0, 0.5, 1.0]) if caches else 0.0
-    num_slots = dice.choice([0, 0, 2, 100]) if caches else 0
+def _cache_config(layout: KVLayout, rng: random.Random) -> CacheConfig:
+    caches = rng.random() < 0.7
+    rate = rng.choice([0.0, 0.5, 1.0]) if caches else 0.0
+    num_slots = rng.choice([0, 0, 2, 100]) if caches else 0
     return CacheConfig(
         block_size=layout.block_size,
         enable_prefix_caching=caches,
@@ -92,11 +92,11 @@ def _cache_config(layout: KVLayout, dice: random.Random) -> CacheConfig:
     )
 
 
-def step(engine: FakeEngine, dice: random.Random) -> None:
+def step(engine: FakeEngine, rng: random.Random) -> None:
     """Run a step of unpredictable start and duration."""
-    engine.now_s += dice.random() / 8
+    engine.now_s += rng.random() / 8
     engine.step()
-    engine.now_s += dice.random()
+    engine.now_s += rng.random()
 
 
 def times_of(events: Sequence[Event]) -> dict[str, RequestTimes]:

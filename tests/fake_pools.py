@@ -21,9 +21,9 @@ from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.cluster.routed_placer import Placer, ReadyWorker
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched, LenderAddress
+from twostroke.engine.handover_messages import DropKV, EndHold, FetchKV, KVFetched, LenderAddress
 from twostroke.engine.journal import Journal, engine_started
-from twostroke.engine.kv_ends import KVEnds
+from twostroke.engine.kv_endpoints import KVEndpoints
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.engine.pool_engine import PoolEngine
@@ -34,7 +34,7 @@ from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.kv_transfer.address import Address
-from twostroke.kv_transfer.leases import Lease, LeaseBook, LendingSide
+from twostroke.kv_transfer.leases import Lease, LeaseBook, LenderSide
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.pools.member import Role
 from twostroke.scheduler.scheduler import Scheduler
@@ -90,7 +90,7 @@ class FakeDevice:
         pass
 
 
-class FakeLender(LendingSide):
+class FakeLender(LenderSide):
     """The book and a clock; readers come by `FakeTransfer`."""
 
     def __init__(self, num_layers: int, clock: Callable[[], float]) -> None:
@@ -135,8 +135,8 @@ class FakeTransfer:
             self.lease = lender.lender.book.open(self.source.lease_id)
             if self.lease is None and lender.lender.book.get(self.source.lease_id) is None and lender.has_heard_all:
                 self._end("the lease is over, or was never granted", lender)
-        elif self.lease.trouble:
-            self._end(self.lease.trouble, lender)
+        elif self.lease.failure:
+            self._end(self.lease.failure, lender)
         elif self.has_all:
             self._end(lender.lender.book.settle(self.lease), lender)
         elif self.part < len(self.lease.parts):
@@ -165,7 +165,7 @@ class FakeTransfer:
                     if self.layer != group.layer_ids[0] and memory.get(here) != found:
                         found = (group_id, GARBAGE)
                     memory[here] = found
-        lender.lender.book.progress(lease, lender.pools.now_s)
+        lender.lender.book.renew(lease, lender.pools.now_s)
         self.layer += 1
         if self.layer == sum(len(group.layer_ids) for group in layout.groups):
             self.part, self.layer = self.part + 1, 0
@@ -222,7 +222,7 @@ class FakeWorker:
         self.engine = PoolEngine(
             self.scheduler,
             self.device,
-            KVEnds(self.scheduler, journal, lambda: pools.now_s, lending, fetching),
+            KVEndpoints(self.scheduler, journal, lambda: pools.now_s, lending, fetching),
             block_size=self.layout.block_size,
             hashes_blocks=True,
             journal=journal,
@@ -375,7 +375,7 @@ class FakePools:
     def carry_out(self, outcome: DispatchResult) -> None:
         """Carry out orders, and record what was delivered."""
         by_id = {worker.member.worker_id: worker for worker in self.workers}
-        for order in outcome.orders:
+        for order in outcome.commands:
             if order.worker_id in by_id:
                 by_id[order.worker_id].commands.append(order.command)
         for update in outcome.updates:
@@ -390,7 +390,7 @@ class FakePools:
     def hear(self, worker: FakeWorker) -> None:
         """Handle the next report of a worker, dead or alive."""
         if worker.said:
-            self.carry_out(self.dispatcher.take_in(worker.member.worker_id, worker.said.popleft()))
+            self.carry_out(self.dispatcher.process_updates(worker.member.worker_id, worker.said.popleft()))
 
     def transfers(self) -> list[FakeTransfer]:
         """Return the transfers that have not ended."""

@@ -13,7 +13,7 @@ from twostroke.config.speculation import SpeculativeConfig
 from twostroke.runner.branches import MAX_BRANCHES, Branch, BranchBlocks, blocks_of_branch
 from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup import preparation
-from twostroke.startup.prepared import Drafter, DrafterFacts, GivenDrafter, Prepared
+from twostroke.startup.prepared import Drafter, DrafterFacts, Prepared, ProvidedDrafter
 
 DEPTH = 4
 NUM_PLACES = 14
@@ -45,7 +45,7 @@ class Knowing:
             wrong[place] += 2 if wrong[place] < 200 else -2
         drafts = Drafts(tuple(chain[:num_places]))
         for branch in (tuple(wrong), right):
-            if branch and drafts.num_places + 1 + len(branch) <= num_places:
+            if branch and drafts.num_slots + 1 + len(branch) <= num_places:
                 drafts = drafts._replace(branches=(*drafts.branches, branch))
         return drafts
 
@@ -58,7 +58,7 @@ def knowing_drafts(monkeypatch: pytest.MonkeyPatch, texts: Texts) -> None:
         if given.num_speculative_tokens != NUM_PLACES:
             return find(given, prepared)
         num_blocks = MAX_BRANCHES * blocks_of_branch(DEPTH, prepared.layout)
-        return GivenDrafter(Knowing(texts), "one that knows", DrafterFacts(num_branch_blocks=num_blocks))
+        return ProvidedDrafter(Knowing(texts), "one that knows", DrafterFacts(num_branch_blocks=num_blocks))
 
     monkeypatch.setattr(preparation, "find_drafter", find_drafter)
 
@@ -66,11 +66,11 @@ def knowing_drafts(monkeypatch: pytest.MonkeyPatch, texts: Texts) -> None:
 def count_branches(monkeypatch: pytest.MonkeyPatch) -> list[Branch]:
     """Return a list that each branch is appended to that a request goes along from now on."""
     kept: list[Branch] = []
-    keep = BranchBlocks.keep
+    keep = BranchBlocks.commit
 
     def counting(self: BranchBlocks, branch: Branch, num_tokens: int, table: Any) -> None:
         kept.append(branch)
         keep(self, branch, num_tokens, table)
 
-    monkeypatch.setattr(BranchBlocks, "keep", counting)
+    monkeypatch.setattr(BranchBlocks, "commit", counting)
     return kept

@@ -19,11 +19,11 @@ from twostroke.kernels.head_order import plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import Address, connect
+from twostroke.kv_transfer.block_import import BlockReading
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
-from twostroke.kv_transfer.intake import BlockReading
-from twostroke.kv_transfer.lender import KVLender, PoolToLend
+from twostroke.kv_transfer.lender import KVLender, LendableMemory
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -104,7 +104,7 @@ def address_by(transport: str, folder: Path) -> Address:
 
 
 def pools(
-    layout: KVLayout, folder: Path, transport: str, *, patience_s: float = 30, clock: Callable[[], float]
+    layout: KVLayout, folder: Path, transport: str, *, timeout_s: float = 30, clock: Callable[[], float]
 ) -> Pools:
     """Yield pools with random bytes in the lender's blocks."""
     size = NUM_BLOCKS * layout.bytes_per_block
@@ -117,12 +117,12 @@ def pools(
     over: queue.SimpleQueue[int] = queue.SimpleQueue()
     memory = KVMemory(layout, data)
     lender = KVLender(
-        PoolToLend(memory, NixlAgent(memory) if transport == "nixl" else shared),
+        LendableMemory(memory, NixlAgent(memory) if transport == "nixl" else shared),
         geometry,
         epoch=EPOCH,
         clock=clock,
         is_over=over.put,
-        patience_s=patience_s,
+        timeout_s=timeout_s,
     )
     address = lender.listen(address_by(transport, folder))
     return Pools(layout, lender, address, blocks, geometry, over, rows_of(layout, rng))
@@ -158,7 +158,7 @@ class Borrowing:
         given = {
             "reading": BlockReading(lambda kv, _: plain_order(layout.kv_format, kv.head_dim)),
             "clock": lambda: 1.0,
-            "patience_s": 30,
+            "timeout_s": 30,
             **options,
         }
         memory = KVMemory(layout, memoryview(data))

@@ -37,7 +37,7 @@ def _documented(page: str) -> Iterator[tuple[str, frozenset[str]]]:
         yield f"sglang:{name}", _OF_SGLANG
 
 
-def exposed(text: str) -> dict[str, frozenset[str]]:
+def to_metric(text: str) -> dict[str, frozenset[str]]:
     """Return every metric of an exposition by its full name, with the labels of its samples."""
     found: dict[str, frozenset[str]] = {}
     for family in text_string_to_metric_families(text):
@@ -48,7 +48,7 @@ def exposed(text: str) -> dict[str, frozenset[str]]:
 
 def check_documented(text: str) -> dict[str, frozenset[str]]:
     """Check that the page has every exposed metric with its labels; return the exposed metrics."""
-    page, found = documented(), exposed(text)
+    page, found = documented(), to_metric(text)
     assert found, "nothing is exposed"
     assert set(found) <= set(page), f"not in docs/metrics.md: {sorted(set(found) - set(page))}"
     for name, labels in found.items():

@@ -140,12 +140,12 @@ def _traced(operators: Operators, trace: Trace) -> Operators:
     def attention(*args: Any) -> AttentionOperator:
         return cast(AttentionOperator, _TracedAttention(operators.attention(*args), trace))
 
-    def whole_layer(parts: LayerParts) -> FusedLayer | None:
-        layer = operators.whole_layer(parts)
+    def fused_layer(parts: LayerParts) -> FusedLayer | None:
+        layer = operators.fused_layer(parts)
         return None if layer is None else _traced_layer(layer, trace)
 
     if trace.layers == "in one call":
-        return replace(operators, attention=attention, whole_layer=whole_layer)
+        return replace(operators, attention=attention, fused_layer=fused_layer)
     return replace(operators, pack_linear=pack_linear, pack_gated=pack_gated, attention=attention)
 
 
@@ -242,10 +242,10 @@ class _TracedAttention:
         plan: _Plan,
         layer_in_block: int,
         scoring: Scoring,
-        turn: Any = None,
+        qk_norm_rope: Any = None,
     ) -> Tensor:
         before = plan.stored(storage, layer_in_block)
-        output = self._inner(qkv, storage, plan.inner, layer_in_block, scoring, turn)
+        output = self._inner(qkv, storage, plan.inner, layer_in_block, scoring, qk_norm_rope)
         given = qkv.clone()  # as it was attended with: the native kernels turn q and k in place
         after = plan.stored(storage, layer_in_block)
         new = slice(plan.kv_len - plan.num_queries, plan.kv_len)

@@ -65,8 +65,8 @@ def main() -> None:
     capability = int(sys.argv[1].replace(".", ""))
     triton.runtime.driver.set_active(NoCard(capability))
     JITFunction.__getitem__ = compile_only  # type: ignore[method-assign]
-    launch_options = jit.chained(capability >= 90)
-    jit.chained = lambda overlaps: launch_options  # the tensors are the CPU's, where nothing overlaps
+    launch_options = jit.pdl_options(capability >= 90)
+    jit.pdl_options = lambda overlaps: launch_options  # the tensors are the CPU's, where nothing overlaps
     for run in (norm_and_rotate, multiply, multiply_floats, multiply_experts, attend, draw):
         run()
     for name in sorted({name for name, _ in compiled}):
@@ -113,7 +113,7 @@ def multiply_floats() -> None:
     from twostroke.kernels.cuda import float_linear
     from twostroke.kernels.cuda.float_linear import FloatLinear
 
-    float_linear.has_copy_engine = lambda device: True
+    float_linear.has_tma = lambda device: True
     for dtype in (torch.bfloat16, torch.float32):
         linear = FloatLinear(torch.zeros(256, 512, dtype=dtype), None)  # whose proof has tiles of both sizes
         for num_rows in (1, 3, 16):
@@ -173,13 +173,13 @@ def attend() -> None:
             )
             qkv = torch.zeros(sum(queries), 48, 128, dtype=torch.bfloat16)
             mean = torch.zeros(8, 128, dtype=torch.bfloat16) if is_quantized(kv_format) else None
-            turn = QKNormRope(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6, mean)
-            operator(qkv, storage, plan, 0, Scoring(0.1), turn)
+            qk_norm_rope = QKNormRope(*torch.zeros(2, sum(queries), 1, 128, dtype=torch.bfloat16), heads, 1e-6, mean)
+            operator(qkv, storage, plan, 0, Scoring(0.1), qk_norm_rope)
             of_heads = torch.zeros(32)
             if kv_format == "fp8":
-                operator(qkv, storage, plan, 0, Scoring(0.1, sinks=of_heads), turn)
+                operator(qkv, storage, plan, 0, Scoring(0.1, sinks=of_heads), qk_norm_rope)
             if kv_format == "int8":
-                operator(qkv, storage, plan, 0, Scoring(0.1, slopes=of_heads), turn)
+                operator(qkv, storage, plan, 0, Scoring(0.1, slopes=of_heads), qk_norm_rope)
 
 
 def draw() -> None:

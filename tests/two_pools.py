@@ -13,7 +13,7 @@ from lent_kv import address_by
 from twostroke.batch import NewRequest, TokenLogprobs
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched
+from twostroke.engine.handover_messages import DropKV, EndHold, FetchKV, HandoverSettings, KVFetched
 from twostroke.engine.pool_engine import PoolEngine
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.events import Event
@@ -21,7 +21,7 @@ from twostroke.kv_transfer.transport import KVSource
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 from twostroke.startup.assembly import BuiltEngine, build_engine
-from twostroke.startup.handover_ends import HandoverEnds
+from twostroke.startup.handover_setup import HandoverSetup
 
 EPOCHS = itertools.count(1)
 NUMBERS = itertools.count(1)
@@ -44,23 +44,25 @@ class Answer:
         self.logprobs += update.logprobs
         self.finish_reason = update.finish_reason
         self.num_draft_tokens += update.num_draft_tokens
-        if update.news is not None:
-            if update.news.prompt_logprobs:
-                del self.prompt_logprobs[update.news.prompt_logprobs_start - 1 :]  # a preempted prompt is scored again
-                self.prompt_logprobs += update.news.prompt_logprobs
-            self.hidden_state = update.news.hidden_state or self.hidden_state
-            self.num_cached_tokens = max(self.num_cached_tokens, update.news.num_cached_tokens)
+        if update.status is not None:
+            if update.status.prompt_logprobs:
+                del self.prompt_logprobs[
+                    update.status.prompt_logprobs_start - 1 :
+                ]  # a preempted prompt is scored again
+                self.prompt_logprobs += update.status.prompt_logprobs
+            self.hidden_state = update.status.hidden_state or self.hidden_state
+            self.num_cached_tokens = max(self.num_cached_tokens, update.status.num_cached_tokens)
 
 
 class Worker:
     """An engine of a pool, driven by hand."""
 
-    def __init__(self, config: EngineConfig, port: HandoverPort) -> None:
+    def __init__(self, config: EngineConfig, port: HandoverSettings) -> None:
         self.events: list[Event] = []
         self._said: queue.SimpleQueue[KVFetched | EndHold] = queue.SimpleQueue()
         self.epoch = next(EPOCHS)
 
-        ends = HandoverEnds(port, self.epoch, self._said.put)
+        ends = HandoverSetup(port, self.epoch, self._said.put)
         self.built: BuiltEngine = build_engine(config, listeners=(self.events,), handover=ends)  # pyright: ignore
         assert isinstance(self.built.engine, PoolEngine)
         self.engine = self.built.engine
@@ -92,10 +94,10 @@ class TwoPools:
     ) -> None:
         address = address_by(transport, folder)
         given = {"threads": 1, "num_kv_blocks": 400, **given}
-        self.prefill = Worker(EngineConfig.from_keywords(**given), HandoverPort(lends_at=address))
+        self.prefill = Worker(EngineConfig.from_keywords(**given), HandoverSettings(lends_at=address))
         self.decode = Worker(
             EngineConfig.from_keywords(**{**given, **(decode or {})}),
-            HandoverPort(fetches=True, fetches_by_nixl=address.by_nixl, allows_drift=allows_drift),
+            HandoverSettings(fetches=True, fetches_by_nixl=address.by_nixl, allows_drift=allows_drift),
         )
 
     def close(self) -> None:

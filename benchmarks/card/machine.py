@@ -23,7 +23,7 @@ from twostroke.config.load import Device
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.errors import SetupError
 from twostroke.hardware import Hardware
-from twostroke.runner.machine_limits import seconds_on_card
+from twostroke.runner.machine_limits import gpu_seconds
 from twostroke.startup.cuda_device import REMEDY, CudaFacts, check_cuda, cuda_facts
 
 _REPEATS = 12
@@ -82,7 +82,7 @@ class Card(Processors):
         return Hardware.of_this_machine().with_card(self.name, self._built_for)
 
     def _seconds(self, work: Callable[[], object]) -> float:
-        return seconds_on_card(work)  # by events on the device, without the host's time
+        return gpu_seconds(work)  # by events on the device, without the host's time
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from twostroke.config.load import ActivationQuantization, Quantization
     from twostroke.measure.model_engine import ModelEngine
-    from twostroke.measure.peers.drivers.driver_loop import EngineOrder, TokenTime
+    from twostroke.measure.peers.drivers.driver_loop import LoadCommand, TokenTime
 
 
 class Twostroke:
@@ -28,7 +28,7 @@ class Twostroke:
     bfloat16.
     """
 
-    def __init__(self, order: EngineOrder) -> None:
+    def __init__(self, order: LoadCommand) -> None:
         """Load the folder or file."""
         import twostroke
         from twostroke.config.cache import CacheConfig
@@ -68,7 +68,7 @@ class OpenVINO:
     GGUF file to layouts that its kernels have. It does not read BF16 and gets F16.
     """
 
-    def __init__(self, order: EngineOrder) -> None:
+    def __init__(self, order: LoadCommand) -> None:
         """Load and compile the model."""
         genai: Any = import_module("openvino_genai")
         openvino: Any = import_module("openvino")
@@ -115,7 +115,7 @@ class VLLM:
     cache is off. Loading includes compilation; a second load finds the result in its cache.
     """
 
-    def __init__(self, order: EngineOrder) -> None:
+    def __init__(self, order: LoadCommand) -> None:
         """Load the folder; refuse quantized weights, for which it would need other checkpoints."""
         if order.precision != "bf16":
             raise NotImplementedError(f"compared in bf16 only, not in {order.precision}: that needs another checkpoint")
@@ -169,7 +169,7 @@ class Transformers:
     step and records the times of its tokens. Prompts are equally long, so nothing is padded.
     """
 
-    def __init__(self, order: EngineOrder) -> None:
+    def __init__(self, order: LoadCommand) -> None:
         """Load the folder; refuse quantized weights, for which it has no fast CPU path."""
         if order.precision != "bf16":
             why = f"compared in bf16 only, not in {order.precision}: it has no own CPU kernels for that"

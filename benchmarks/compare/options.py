@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from twostroke.config.checks import number, one_of, switch, text, whole_number, whole_numbers
+from twostroke.config.checks import check_bool, check_choice, check_int, check_number, check_text, parse_ints
 from twostroke.config.load import MAX_THREADS, ActivationQuantization
 from twostroke.errors import InvalidParameter
 from twostroke.measure.peers.peer import IK_LLAMA_CPP, LLAMA_CPP, Peer, PeerFailed
@@ -158,25 +158,25 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         """Check what needs no model."""
-        text("model", self.model)
+        check_text("model", self.model)
         if self.precision is not None:
-            one_of("precision", self.precision, get_args(Precision))
+            check_choice("precision", self.precision, get_args(Precision))
             if self.is_gguf:
                 limit = "is of a folder's weights, and a GGUF file's are what they are"
                 raise InvalidParameter("precision", self.precision, limit, "Leave it out.")
         if self.activation_quantization is not None:
-            one_of("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
+            check_choice("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
             if self.weights == "bf16":
                 limit = "is about quantized weights"
                 raise InvalidParameter("activation_quantization", self.activation_quantization, limit, "Leave it out.")
-        whole_number("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
+        check_int("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
         for name in ("time_limit", "answer_limit"):
-            number(name, getattr(self, name), 1.0, _MAX_SECONDS, f"1 to {_MAX_SECONDS:g} seconds")
+            check_number(name, getattr(self, name), 1.0, _MAX_SECONDS, f"1 to {_MAX_SECONDS:g} seconds")
         for name in ("rounds", "prefill_length", "prompt_length"):
-            whole_number(name, getattr(self, name), 1)
-        whole_number("output_length", self.output_length, 3)  # a first token, a decode, a last token
-        whole_number("seed", self.seed, 0, 2**32 - 1)
-        switch("plots", self.plots)
+            check_int(name, getattr(self, name), 1)
+        check_int("output_length", self.output_length, 3)  # a first token, a decode, a last token
+        check_int("seed", self.seed, 0, 2**32 - 1)
+        check_bool("plots", self.plots)
         for name in self.peer_names:
             _known("peers", name)
         for name in self.interpreters:
@@ -218,7 +218,7 @@ class CompareOptions:
     @property
     def works(self) -> tuple[PeerWork, ...]:
         """Works in the order of their execution."""
-        sizes = whole_numbers("batch_sizes", self.batch_sizes, 1, 1024)
+        sizes = parse_ints("batch_sizes", self.batch_sizes, 1, 1024)
         others = (PeerWork(size, self.prompt_length, self.output_length) for size in sizes)
         return (PeerWork(1, self.prefill_length, 1), *others)
 

@@ -161,7 +161,7 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
 
 
 @dataclass(slots=True)
-class Contest:
+class EngineComparison:
     """Comparison of engines, which are loaded one after the other and then measured alternately."""
 
     options: CompareOptions
@@ -170,22 +170,22 @@ class Contest:
     clock: Callable[[], float] = time.monotonic
     before_round: Callable[[], None] = lambda: None
     """Called while all engines are stopped."""
-    contestants: list[PeerResult] = field(default_factory=list[PeerResult])
+    peers_in_order: list[PeerResult] = field(default_factory=list[PeerResult])
     _num_prompts_drawn: int = 0
 
     @property
     def standings(self) -> list[PeerResult]:
         """Standings in the order in which the engines were entered."""
-        return self.contestants
+        return self.peers_in_order
 
     def refuse(self, peer: Peer, why: str) -> None:
         """Enter an engine that cannot be started, as a row with the reason."""
-        self.contestants.append(PeerResult(peer.name, failure=why))
+        self.peers_in_order.append(PeerResult(peer.name, failure=why))
 
     def enter(self, peer: Peer, interpreter: Path, model: Path) -> None:
         """Start and warm up one engine, and stop it until it is measured; a failure becomes its row."""
         entered = PeerResult(peer.name, places=(model, interpreter))
-        self.contestants.append(entered)
+        self.peers_in_order.append(entered)
         begin_s = self.clock()
         with self._in_turn(entered):
             entered.process = PeerProcess(peer, interpreter)
@@ -215,7 +215,7 @@ class Contest:
         """
         works, lasted_s, num_left_out = self.options.works, dict[PeerWork, float](), 0
         with tqdm(
-            total=self.options.rounds * len(works) * len(self.contestants),
+            total=self.options.rounds * len(works) * len(self.peers_in_order),
             desc="compare",
             disable=None if progress else True,
             leave=False,
@@ -226,10 +226,10 @@ class Contest:
                     begin_s = self.clock()
                     if round_number and begin_s + lasted_s[work] > deadline_s:
                         num_left_out += 1
-                        bar.update(len(self.contestants))
+                        bar.update(len(self.peers_in_order))
                         continue
                     prompts = self._prompts(work)
-                    for contestant in self.contestants:
+                    for contestant in self.peers_in_order:
                         bar.set_postfix_str(f"round {round_number + 1}, {work.name}, {contestant.name}")
                         if contestant.process is not None:
                             with self._in_turn(contestant):
@@ -241,7 +241,7 @@ class Contest:
 
     def close(self) -> None:
         """End every process."""
-        for contestant in self.contestants:
+        for contestant in self.peers_in_order:
             contestant.close()
 
     @contextmanager
@@ -300,7 +300,9 @@ def run_compare(options: CompareOptions) -> BenchResult:
     limits = [_limits(threads)]
     with ExitStack() as stack:
         gguf_folder = options.gguf_folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        contest = Contest(options, config.vocab_size, threads, before_round=lambda: limits.append(_limits(threads)))
+        contest = EngineComparison(
+            options, config.vocab_size, threads, before_round=lambda: limits.append(_limits(threads))
+        )
         stack.callback(contest.close)
         contest.enter(TWOSTROKE, Path(sys.executable), model)
         interpreters = options.interpreters

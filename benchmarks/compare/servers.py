@@ -25,20 +25,20 @@ from typing import IO, Any
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from twostroke.config.checks import number, text, whole_number
+from twostroke.config.checks import check_int, check_number, check_text
 from twostroke.config.load import MAX_THREADS
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.hardware import Hardware
 from twostroke.measure.report import DEFAULT_FOLDER, check_folder, median, model_name, record, settings
 from twostroke.measure.serve.figures import latencies
 from twostroke.measure.serve.load import HttpClient, LoadRun, Origin, run_loop
-from twostroke.measure.serve.target import Questions, ServerTarget, TargetLoad, run_loads
+from twostroke.measure.serve.target import ServerQueries, ServerTarget, TargetLoad, run_loads
 from twostroke.measure.workload import Lengths, SyntheticSpec, Workload, synthetic
 from twostroke.model.model_files import find_model
 from twostroke.tables import plain_table, print_table
 
 OURS = "twostroke"
-_LOOK_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _ANSWER_LIMIT_S = 600.0
 _LAST_WORDS = 300
 
@@ -72,11 +72,11 @@ class ServersOptions:
 
     def __post_init__(self) -> None:
         """Check what needs no model."""
-        text("model", self.model)
-        whole_number("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
+        check_text("model", self.model)
+        check_int("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
         for name in ("streams", "rounds"):
-            whole_number(name, getattr(self, name), 1)
-        number("start_limit", self.start_limit, 1.0, 3600.0, "1 to 3600 seconds")
+            check_int(name, getattr(self, name), 1)
+        check_number("start_limit", self.start_limit, 1.0, 3600.0, "1 to 3600 seconds")
         assert self.commands
         for name in ("prompt_lengths", "output_lengths"):
             Lengths.parse(getattr(self, name), name)
@@ -191,10 +191,10 @@ class _Server:
         url = f"http://127.0.0.1:{self._origin.port}/v1/models"
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s and self._process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=_LOOK_EVERY_S * 10):
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=_POLL_INTERVAL_S * 10):
                 self._model = run_loop(self._first_model())
                 return self.signal(signal.SIGSTOP)
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
         log.seek(0)
         words = log.read().decode(errors="replace").strip()[-_LAST_WORDS:]
         raise SetupError(f"the server {self._name} was not ready within {limit_s:g} s, or ended; it said: {words}")
@@ -202,7 +202,7 @@ class _Server:
     async def _first_model(self) -> str:
         client = HttpClient(self._origin)
         try:
-            return await Questions(client, None).first_model()
+            return await ServerQueries(client, None).first_model()
         finally:
             await client.close()
 

@@ -25,10 +25,10 @@ from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.head_order import HeadOrder, plain_order
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_transfer.address import Address
+from twostroke.kv_transfer.block_import import BlockReading
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
-from twostroke.kv_transfer.intake import BlockReading
-from twostroke.kv_transfer.lender import KVLender, PoolToLend
+from twostroke.kv_transfer.lender import KVLender, LendableMemory
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -80,7 +80,7 @@ class _Lender:
         epoch = secrets.randbits(63)
         memory = KVMemory(LAYOUT, pool)
         self._lender = KVLender(
-            PoolToLend(memory, NixlAgent(memory) if address.by_nixl else shared),
+            LendableMemory(memory, NixlAgent(memory) if address.by_nixl else shared),
             _GEOMETRY,
             epoch=epoch,
             clock=time.monotonic,

@@ -22,7 +22,7 @@ LAYOUT = KVLayout.of([LAYER] * 28, block_size=16, kv_format="bf16")
 """KV layout of Qwen3-0.6B: 112 KiB per token."""
 _SPARE = 1.25
 """Blocks of a pool relative to the transferred ones; the others must not change."""
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class Borrowed(NamedTuple):
@@ -118,7 +118,7 @@ class _End:
         with contextlib.suppress(OSError):
             cast(IO[bytes], self._process.stdin).close()
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from benchmarks.handover.link import link
 from benchmarks.handover.pair import LAYER, LAYOUT, Handover, Pair, formula_bytes, num_blocks_for, pair
-from twostroke.config.checks import number, one_of, whole_number
+from twostroke.config.checks import check_choice, check_int, check_number
 from twostroke.errors import InvalidParameter
 from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.nixl_reads import check_nixl
@@ -65,7 +65,7 @@ NIXL = "nixl"
 LINK = "link"
 """TCP over a link of limited rate."""
 MEGABYTE = 1_000_000
-_MOST_MEGABYTES = 1 << 14
+_MAX_MEGABYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,11 @@ class HandoverOptions:
 
     def __post_init__(self) -> None:
         for transport in self.transports:
-            one_of("transports", transport, (*TRANSPORTS, NIXL))
+            check_choice("transports", transport, (*TRANSPORTS, NIXL))
         for megabytes in self.megabytes:
-            whole_number("megabytes", megabytes, 1, _MOST_MEGABYTES)
-        number("link_gbit_per_s", self.link_gbit_per_s, 0.01, 100, "from 0.01 to 100")
-        whole_number("repeats", self.repeats, 1)
+            check_int("megabytes", megabytes, 1, _MAX_MEGABYTES)
+        check_number("link_gbit_per_s", self.link_gbit_per_s, 0.01, 100, "from 0.01 to 100")
+        check_int("repeats", self.repeats, 1)
         if not (self.megabytes and (self.transports or self.netns)):
             raise InvalidParameter("transports", self.transports, "nothing is left to measure", "Name one, or --netns.")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 Heavy = tuple[str, str, bytes]
 """Name, route, and body."""
-_MOST_ITEMS = 30_000
+_MAX_ITEMS = 30_000
 """Entries and characters of sampling parameters, together; --max-parameter-items is a little more."""
 _SCHEMA_PROPERTIES = 400
 _USER = {"role": "user", "content": "x"}
@@ -52,7 +52,7 @@ def long_texts(num_bytes: int) -> Iterator[Heavy]:
 
 
 def _bodies(max_model_len: int, divisor: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    items, prompt = _MOST_ITEMS // divisor, [7 + i % 50 for i in range(max_model_len // divisor - 8)]
+    items, prompt = _MAX_ITEMS // divisor, [7 + i % 50 for i in range(max_model_len // divisor - 8)]
     scores = {"prompt": prompt, "max_tokens": 1, "prompt_logprobs": 20}
     yield "scores of a prompt", "/v1/completions", scores
     yield "scores that echo", "/v1/completions", {"prompt": prompt[::-1], "max_tokens": 1, "echo": True, "logprobs": 20}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, cast
 
-MOST_EDITS = 4
+MAX_EDITS = 4
 """Most changes of one mutation."""
 _SIZES = (0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 """Numbers at which sizes and offsets overflow."""
@@ -31,7 +31,7 @@ def mutated_bytes(content: bytes, random: Random, *, first: int | None = None) -
         first: nine of ten changes are in the first so many bytes, for files whose head is small compared with the rest.
     """
     found = bytearray(content)
-    for _ in range(random.randint(1, MOST_EDITS)):
+    for _ in range(random.randint(1, MAX_EDITS)):
         end = min(len(found), first) if first is not None and random.random() < 0.9 else len(found)
         place = random.randrange(max(1, end))
         match random.randrange(7):
@@ -57,7 +57,7 @@ def mutated_bytes(content: bytes, random: Random, *, first: int | None = None) -
 def mutated_json(value: Any, random: Random) -> str:
     """Return the text of a JSON value with some values changed."""
     holder = [copy.deepcopy(value)]
-    for _ in range(random.randint(1, MOST_EDITS)):
+    for _ in range(random.randint(1, MAX_EDITS)):
         _change(*_place(holder, random), random)
     text = json.dumps(holder[0]).replace(json.dumps(_DEEP), "[" * 3000 + "]" * 3000)
     return mutated_bytes(text.encode(), random).decode("utf-8", "surrogateescape") if random.random() < 0.1 else text
@@ -177,7 +177,7 @@ _FOREIGN_NUMBERS = ("0", "-1", "99999", "2000000000", "9" * 4000, "1e308")
 
 def mutated_template(source: str, random: Random) -> str:
     """Return a changed copy of a template."""
-    for _ in range(random.randint(1, MOST_EDITS)):
+    for _ in range(random.randint(1, MAX_EDITS)):
         match random.randrange(8):
             case 0:
                 source = _with_one(_OPERATORS, f" {random.choice(_FOREIGN_OPERATORS)} ", source, random)

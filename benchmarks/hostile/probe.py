@@ -16,7 +16,7 @@ from twostroke.measure.serve.load import Origin
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
 
 _EVERY_S = 0.002
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 _WAIT_S = 0.005
 """Pause before and after a request, so that a probe is running when it begins and when it ends."""
 
@@ -71,7 +71,7 @@ class Probe:
             yield self
         finally:
             self._ends.set()
-            self._thread.join(_PATIENCE_S)
+            self._thread.join(_TIMEOUT_S)
 
     def effect_of(self, route: str, body: bytes, kind: str) -> Effect:
         """Send a body to a route and return the effect; bodies of one kind take equally long to parse."""
@@ -93,7 +93,7 @@ class Probe:
         return max(self._longest_s, 0.0 if asked_s is None else time.perf_counter() - asked_s)
 
     def _post(self, route: str, body: bytes) -> int:
-        connection = http.client.HTTPConnection(self._origin.host, self._origin.port, timeout=_PATIENCE_S)
+        connection = http.client.HTTPConnection(self._origin.host, self._origin.port, timeout=_TIMEOUT_S)
         try:
             connection.request("POST", route, body, {"content-type": "application/json"})
             answer = connection.getresponse()
@@ -103,7 +103,7 @@ class Probe:
             connection.close()
 
     def _run(self) -> None:
-        connection = http.client.HTTPConnection(self._origin.host, self._origin.port, timeout=_PATIENCE_S)
+        connection = http.client.HTTPConnection(self._origin.host, self._origin.port, timeout=_TIMEOUT_S)
         while not self._ends.wait(_EVERY_S):
             self._asked_s = time.perf_counter()
             connection.request("GET", "/health")

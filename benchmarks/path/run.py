@@ -114,7 +114,7 @@ def _docstring_lines(tree: ast.Module) -> Iterator[int]:
 
 
 _TRACER = Path(__file__).parent
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 _GENERATE = """
 import os, signal
 from twostroke import LLM, SamplingParams
@@ -167,7 +167,7 @@ def _collect(out: Path, processes: list[int]) -> set[str]:
     time.sleep(1)  # work after an answer belongs to the request
     for pid in processes:
         os.kill(pid, signal.SIGUSR2)
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + _TIMEOUT_S
     files = [out.with_name(f"{out.name}.{pid}") for pid in processes]
     while not all(file.exists() for file in files):
         if time.monotonic() > until_s:

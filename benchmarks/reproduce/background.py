@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks.alternating import medians
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import FittedSteps, serve_and_simulate
-from benchmarks.side_by_side import medians
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.measure.figure import bar_chart
@@ -50,7 +50,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             options, config, prompt, step_times
         )  # a machine's clock varies: set the load for the current speed
         interactive = with_arrivals(
-            options.of_lengths([(prompt, OUTPUTS)] * count),
+            options.workload_of_lengths([(prompt, OUTPUTS)] * count),
             [i * every_s for i in range(count)],
         )
         measured, guessed = _round(options, config, interactive, (count - 1) * every_s, step_times, seen)
@@ -94,7 +94,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
 
 def _every_s(options: ReproduceOptions, config: SchedulerConfig, prompt: int, step_times: StepTimeModel) -> float:
     """Return the seconds between two requests for the wanted load."""
-    few = options.of_lengths([(prompt, OUTPUTS)] * 4)
+    few = options.workload_of_lengths([(prompt, OUTPUTS)] * 4)
     measured, _ = serve_and_simulate(options, replace(config, max_num_seqs=1), few, step_times)
     return measured.duration_s / len(few) / BUSY
 
@@ -108,12 +108,12 @@ def _round(
     seen: dict[str, list[ServedRequest]],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return measured and predicted figures; add the measured latencies to those of all rounds."""
-    some = options.of_lengths([BACKGROUND] * (4 * SLOTS), seed=1)
+    some = options.workload_of_lengths([BACKGROUND] * (4 * SLOTS), seed=1)
     most = serve_and_simulate(options, config, some, step_times)
     alone = serve_and_simulate(options, config, interactive, step_times)
     rate = most[0].num_output_tokens / most[0].duration_s
     count = 2 * SLOTS + round(1.3 * rate * _idle_s(alone[0], interactive, last_s) / BACKGROUND[1])
-    work = options.of_lengths([BACKGROUND] * count, seed=2)
+    work = options.workload_of_lengths([BACKGROUND] * count, seed=2)
     both = sorted(
         (*interactive.requests, *(replace(request, background=True) for request in work.requests)),
         key=lambda request: request.arrival_s,

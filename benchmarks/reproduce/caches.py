@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.alternating import alternate, close_together, ratio
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce.recorded import served
-from benchmarks.side_by_side import close_together, in_turn, ratio
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bars, finish
+from twostroke.measure.figure import MEASURED, PREDICTED, bars, style_axes
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
 
 NUM_SEQS = 16
-MOST = 0.02
+MAX_BOOKKEEPING_SHARE = 0.02
 """Share of the time that the bookkeeping may cost."""
 
 
@@ -31,7 +31,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     repeats = 7 if options.full else 2
     workloads = [_workload(options, i) for i in range(repeats + 1)]
     with close_together({name: _engine(options, name == "on") for name in ("off", "on")}) as engines:
-        runs = in_turn(
+        runs = alternate(
             repeats,
             engines,
             lambda name, number: engines[name].run(workloads[number], progress=f"R11, caching {name}"),
@@ -43,7 +43,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     return Reproduction(
         claims=(
             Claim.equal("tokens found in the cache", 0, found),
-            Claim.at_most("time lost to caching, share", MOST, overhead, 0.0).judged(options.full),
+            Claim.at_most("time lost to caching, share", MAX_BOOKKEEPING_SHARE, overhead, 0.0).judged(options.full),
         ),
         config={"max_num_seqs": NUM_SEQS, "model": options.model_name},
         workload=workloads[0].description,
@@ -71,7 +71,7 @@ def _draw(figure: Any, seconds: dict[str, list[float]]) -> None:
     for name, colour in (("off", PREDICTED), ("on", MEASURED)):
         axes.plot(range(1, len(seconds[name]) + 1), seconds[name], "o-", color=colour, label=f"caching {name}")
     axes.set_xticks(range(1, len(seconds["off"]) + 1))
-    finish(axes, xlabel="run", ylabel="seconds", ylim=(0, None))
+    style_axes(axes, xlabel="run", ylabel="seconds", ylim=(0, None))
 
 
 PROMPT, OUTPUT = 500, 200
@@ -81,7 +81,7 @@ MODES = ("without", "with")
 def reproduce_without(options: ReproduceOptions) -> Reproduction:
     """Count with the counting executor and on the model; the times are the model's."""
     predicted = {"without": sum(PROMPT + i for i in range(OUTPUT)), "with": PROMPT + OUTPUT - 1}
-    workload = options.of_lengths([(PROMPT, OUTPUT)])
+    workload = options.workload_of_lengths([(PROMPT, OUTPUT)])
     counted = {
         mode: _passes(counting_engine(*_configs(mode), max_model_len=PROMPT + OUTPUT).run(workload)) for mode in MODES
     }

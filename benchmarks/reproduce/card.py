@@ -46,7 +46,14 @@ from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import settings
 from twostroke.measure.sweep.points import DecodePoint, measure_decode, measure_prefill, output_length
-from twostroke.measure.workload import SMALL_VOCAB_SIZE, Lengths, SyntheticSpec, Workload, of_lengths, synthetic
+from twostroke.measure.workload import (
+    SMALL_VOCAB_SIZE,
+    Lengths,
+    SyntheticSpec,
+    Workload,
+    synthetic,
+    workload_of_lengths,
+)
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
 
@@ -322,7 +329,7 @@ class _Bench:
         def idle() -> Iterable[Claim]:
             outputs = self._num_outputs(sizes.batch, TracedSteps.num_outputs(sizes.traced_steps))
             self._traced.arm(sizes.batch, sizes.traced_steps)
-            engine.run(of_lengths([(sizes.context, outputs)] * sizes.batch, vocab_size=SMALL_VOCAB_SIZE))
+            engine.run(workload_of_lengths([(sizes.context, outputs)] * sizes.batch, vocab_size=SMALL_VOCAB_SIZE))
             busy = self._traced.take()
             if busy is None:
                 raise SetupError("the profiler saw no work of the device (is it allowed to, and is CUPTI there?).")

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.serving.clients import PATIENCE_S, Ending, Visit, Way, drawn_visit, visit
+from benchmarks.serving.clients import TIMEOUT_S, Ending, Visit, Way, drawn_visit, visit
 from benchmarks.serving.local_server import (
     MB,
     LocalServer,
     at_rest,
     growth_mb_per_minute,
-    left_over,
+    leftover_claims,
     local_server,
     metrics_of,
 )
@@ -82,7 +82,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     }
     told = sum(killed[ending] for ending in (Ending.WHOLE, Ending.ERROR, Ending.REFUSED))
     claims = (
-        *left_over(before, after),
+        *leftover_claims(before, after),
         Claim.equal("clients that heard nothing", 0, chaos.count(Ending.STUCK)),
         Claim.equal("who stayed and got no whole answer", 0, chaos.count(Ending.BROKEN, Ending.ERROR, way=Way.STAYS)),
         *(
@@ -154,7 +154,7 @@ async def _kill(server: LocalServer, num_clients: int, seed: int) -> tuple[Count
     killed_s = monotonic_clock()
     endings = Counter(await asyncio.gather(*waiting))
     while await visit(origin, planned(0)) is not Ending.WHOLE:
-        if monotonic_clock() - killed_s > PATIENCE_S:
+        if monotonic_clock() - killed_s > TIMEOUT_S:
             break
         await asyncio.sleep(0.05)
     return endings, monotonic_clock() - killed_s

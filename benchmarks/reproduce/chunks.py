@@ -25,12 +25,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.alternating import alternate, medians
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import FittedSteps, serve_and_simulate, served
-from benchmarks.side_by_side import in_turn, medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart, finish
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart, style_axes
 from twostroke.measure.report import median, percentiles
 from twostroke.measure.workload import Lengths, Workload, with_arrivals
 from twostroke.served_run import Run
@@ -56,7 +56,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     limits = {f"itl_slo {times:g}x": times * step_s for times in SLO_TIMES}
     configs = {"alone": scheduler, **_configs(budgets, limits, scheduler)}
     loads = {name: workload.first(NUM_DECODES) if name == "alone" else workload for name in configs}
-    runs = in_turn(
+    runs = alternate(
         rounds, configs, lambda name, _: serve_and_simulate(options, configs[name], loads[name], step_times.model)
     )
     floor = [_itl_p99_s(run) for run, _ in runs.pop("alone")]
@@ -101,7 +101,7 @@ def _workload(
     most = min(1500, 8 + round(lasts_s / step_s))
     lengths = [(SHORT_PROMPT, most)] * NUM_DECODES + [(prompt, 2)] * num_prompts
     arrivals = [0.0] * NUM_DECODES + [every_s * (0.5 + i) for i in range(num_prompts)]
-    return with_arrivals(options.of_lengths(lengths), arrivals)
+    return with_arrivals(options.workload_of_lengths(lengths), arrivals)
 
 
 def _configs(
@@ -186,7 +186,7 @@ def _draw(
         axes.plot(*place, "*", color="black", markersize=11)
         axes.annotate(f"{name}", place, textcoords="offset points", xytext=(6, -10), fontsize=8)
     xlabel = "p99 ITL of those who decode, ms; dotted: limits, stars: the controller with each of them"
-    finish(axes, xscale="log", xlabel=xlabel, ylabel="mean TTFT of the long prompts, ms")
+    style_axes(axes, xscale="log", xlabel=xlabel, ylabel="mean TTFT of the long prompts, ms")
 
 
 BUDGET, SLOTS = 256, 16
@@ -197,7 +197,7 @@ VARIANTS = {
     "chunked": replace(BOTH, mixing="prefill_first"),
     "both": BOTH,
 }
-LONGEST_OUTPUT = 96
+MAX_OUTPUT_TOKENS = 96
 SHARE = 0.6
 """Offered load as a share of the throughput of an engine that always has work."""
 
@@ -207,7 +207,7 @@ def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
     count, rounds = (60, 3) if options.full else (8, 1)
     capacity = _capacity(options)
     loads = [_load(options, count, SHARE * capacity, seed=number) for number in range(rounds)]
-    found = in_turn(rounds, VARIANTS, lambda name, number: _serve(options, VARIANTS[name], loads[number]))
+    found = alternate(rounds, VARIANTS, lambda name, number: _serve(options, VARIANTS[name], loads[number]))
     middle = {name: medians(runs) for name, runs in found.items()}
     mixed, chunked, both = (middle[name] for name in ("mixed", "chunked", "both"))
     claims = (
@@ -240,7 +240,7 @@ def reproduce_ablation(options: ReproduceOptions) -> Reproduction:
 
 def _load(options: ReproduceOptions, count: int, rate: float | None, seed: int) -> Workload:
     longest = 1200 if options.full else 400  # several budgets long, or short for a quick run
-    prompts, outputs = Lengths.uniform(64, longest), Lengths.uniform(16, LONGEST_OUTPUT)
+    prompts, outputs = Lengths.uniform(64, longest), Lengths.uniform(16, MAX_OUTPUT_TOKENS)
     return options.drawn(count, prompts, outputs, rate=rate, seed=seed)
 
 
@@ -251,7 +251,7 @@ def _capacity(options: ReproduceOptions) -> float:
 
 
 def _serve(options: ReproduceOptions, config: SchedulerConfig, workload: Workload) -> dict[str, float]:
-    warm_up = options.of_lengths([(64, 2)] * 2)
+    warm_up = options.workload_of_lengths([(64, 2)] * 2)
     run = served(options, config, CacheConfig(enable_prefix_caching=False), workload, warm_up=warm_up)
     ttft_s = median([request.times.ttft_s for request in run.requests])
     return {"ttft_p50_s": ttft_s, "itl_p99_s": _itl_p99_s(run), "duration_s": run.duration_s}

@@ -43,7 +43,7 @@ UNFINISHED_BYTES = 4 * 2**20
 ROOM_BYTES = 64 * 2**20
 """The server's own limit, --max-unfinished-body-bytes."""
 _TAIL_BYTES = 1024
-_MOST_TRIES = 3
+_MAX_TRIES = 3
 _HOLDERS = {
     "digits": "4 MB of digits",
     "long_texts": "a long text",
@@ -145,7 +145,7 @@ def _worst(effects: Mapping[str, Effect], group_of: Callable[[str], str]) -> dic
 def _settled(probe: Probe, route: str, body: bytes, kind: str) -> Effect:
     """Return the effect of a body: the shortest time of up to three, and the most memory."""
     effects = [probe.effect_of(route, body, kind)]
-    while 1000 * effects[-1].beyond_parsing_s > GOAL_HELD_MS and len(effects) < _MOST_TRIES:
+    while 1000 * effects[-1].beyond_parsing_s > GOAL_HELD_MS and len(effects) < _MAX_TRIES:
         effects.append(probe.effect_of(route, body, kind))
     shortest = min(effects, key=lambda effect: effect.beyond_parsing_s)
     return replace(shortest, grown_bytes=max(effect.grown_bytes for effect in effects))

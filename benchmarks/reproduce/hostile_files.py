@@ -49,7 +49,7 @@ from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.event_sinks import consistent_events, merged_events
 from twostroke.errors import TwostrokeError
 from twostroke.explain.trace import trace_of
-from twostroke.measure.workload import of_lengths
+from twostroke.measure.workload import workload_of_lengths
 from twostroke.planner.doctor import diagnose
 from twostroke.planner.replay import replay_log
 from twostroke.process_memory import peak_resident_bytes, reset_peak, resident_bytes
@@ -175,7 +175,7 @@ def _write_event_log(folder: Path) -> None:
         event_log=folder / EVENTS,
     )
     with closing(built.engine):
-        built.run(of_lengths([(40, 6), (20, 12), (70, 3), (40, 30)], vocab_size=500))
+        built.run(workload_of_lengths([(40, 6), (20, 12), (70, 3), (40, 30)], vocab_size=500))
 
 
 def _read_event_log(folder: Path) -> None:
@@ -279,7 +279,7 @@ KINDS = {
 """All kinds, by name."""
 
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """Seconds after which a file counts as one that never ends."""
 
 
@@ -303,7 +303,7 @@ def cases(kind: str, first: int, number: int) -> Iterator[Case]:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
             while True:
-                watch = threading.Timer(PATIENCE_S, process.kill)
+                watch = threading.Timer(TIMEOUT_S, process.kill)
                 watch.start()
                 line = process.stdout.readline()
                 watch.cancel()
@@ -347,8 +347,8 @@ def _case(kind_name: str, seed: int, copy: Path) -> Case:
     return Case(kind_name, seed, outcome[:200], seconds, took)
 
 
-MOST_S = 2.0
-MOST_MB = 500.0
+MAX_S = 2.0
+MAX_MB = 500.0
 _NUMBERS = {"template": 2500, "gguf": 2000, "safetensors": 1000, "config.json": 1000, "tokenizer.json": 1000}
 """Files of the largest kinds; the other kinds share the rest of 10,000 equally."""
 _TOTAL = 10_000
@@ -368,8 +368,8 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     claims = (
         Claim.equal("files read", sum(numbers.values()), len(found)),
         Claim.equal("that ended in another error than ours, or never", 0, len(wrong)),
-        Claim.at_most("seconds, the slowest", MOST_S, slowest.seconds).judged(options.full),
-        Claim.at_most("MB, the largest", MOST_MB, largest.num_bytes / MB).judged(options.full),
+        Claim.at_most("seconds, the slowest", MAX_S, slowest.seconds).judged(options.full),
+        Claim.at_most("MB, the largest", MAX_MB, largest.num_bytes / MB).judged(options.full),
         Claim.reported("templates that were stopped", sum("stopped" in case.outcome for case in found)),
     )
     return Reproduction(

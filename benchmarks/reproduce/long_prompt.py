@@ -32,11 +32,11 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.measure.figure import MEASURED, PREDICTED
-from twostroke.measure.from_log import run_of_log
+from twostroke.measure.from_log import run_from_log
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import percentiles
 from twostroke.measure.serve.openai_wire import Exchange
-from twostroke.measure.workload import Workload, of_lengths
+from twostroke.measure.workload import Workload, workload_of_lengths
 from twostroke.model.checkpoint import read_model_config
 from twostroke.model.model_files import find_folder_only
 from twostroke.outputs import RequestTimes
@@ -82,7 +82,7 @@ def serve_long_prompt(
     with tempfile.TemporaryDirectory(prefix="twostroke-bench-") as temporary:
         folder = _one_layer(Path(temporary) / "model", max(sum(pair) for pair in lengths))
         config = read_model_config(folder)
-        workload = of_lengths(lengths, vocab_size=config.vocab_size, seed=seed)
+        workload = workload_of_lengths(lengths, vocab_size=config.vocab_size, seed=seed)
         num_blocks = sum(-(-request.num_tokens // BLOCK_SIZE) for request in workload.requests)
         log = Path(temporary) / "events.jsonl"
         settings: dict[str, Any] = {
@@ -98,12 +98,12 @@ def serve_long_prompt(
             **({} if threads is None else {"threads": threads}),
         }
         with local_server(str(folder), settings) as server:
-            server.run(str(folder), of_lengths([(budget, 2)], vocab_size=config.vocab_size), ["warm-up"])
+            server.run(str(folder), workload_of_lengths([(budget, 2)], vocab_size=config.vocab_size), ["warm-up"])
             pids = server.pid, server.engine_pid()
             before = [resident_bytes(pid) for pid in pids]
             run = server.run(str(folder), workload, [f"r{i}" for i in range(len(workload))])
             grown = [peak_resident_bytes(pid) - was for pid, was in zip(pids, before, strict=True)]
-        seen = run_of_log(read_events(log))
+        seen = run_from_log(read_events(log))
         log_bytes = log.stat().st_size
     *short, long = run.exchanges
     assert long.ttft_s is not None, "a request that ended well has a first token"
@@ -160,7 +160,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     num_steps = -(-long_prompt // (BUDGET - NUM_SHORT))
     # the short ones are there before the long one begins, and still there when it has ended
     lengths = [(SHORT_PROMPT, num_steps + 8)] * NUM_SHORT + [(long_prompt, 4)]
-    workload = options.of_lengths(lengths)
+    workload = options.workload_of_lengths(lengths)
     scheduler = SchedulerConfig(max_num_batched_tokens=BUDGET, max_num_seqs=NUM_SHORT + 1)
     cache = CacheConfig(enable_prefix_caching=False)
     counted = counting_engine(scheduler, cache, max_model_len=workload.max_request_tokens).run(workload)
@@ -229,7 +229,9 @@ def _model(
         engine = model_engine(
             replace(options.load(longest), model=str(folder)), scheduler, replace(cache, num_kv_blocks=num_blocks)
         )
-    engine.run(of_lengths([(BUDGET, 2)], vocab_size=config.vocab_size))  # warm-up: the operators' one-time allocations
+    engine.run(
+        workload_of_lengths([(BUDGET, 2)], vocab_size=config.vocab_size)
+    )  # warm-up: the operators' one-time allocations
     before, resets = resident_bytes(), reset_peak()
     run = engine.run(workload, progress="long prompt")
     peak = peak_resident_bytes()

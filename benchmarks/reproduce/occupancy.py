@@ -17,7 +17,7 @@ from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
 from benchmarks.reproduce.recorded import served
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
-from twostroke.measure.figure import MEASURED, PREDICTED, finish
+from twostroke.measure.figure import MEASURED, PREDICTED, style_axes
 from twostroke.measure.workload import Lengths, Workload
 from twostroke.served_run import Run
 
@@ -122,5 +122,5 @@ def _draw(figure: Any, details: Mapping[str, Any]) -> None:
         begins = [0.0, *ends[:-1]]
         axes.fill_between([*begins, ends[-1]], [*series, series[-1]], step="post", color=colour, linewidth=0)
         axes.axhline(SLOTS, color="black", linewidth=0.8, linestyle=":")
-        finish(axes, legend=False, ylabel=f"slots, {mode}", ylim=(0, SLOTS * 1.1))
+        style_axes(axes, legend=False, ylabel=f"slots, {mode}", ylim=(0, SLOTS * 1.1))
     axes_of[-1].set_xlabel("step" if timed is None else "seconds")

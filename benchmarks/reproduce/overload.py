@@ -49,7 +49,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         slo = _slo(at_capacity["latency"])
         rate = TIMES_CAPACITY * capacity
         workload = drawn(options, int(rate * for_s), rate)
-        hurried = dataclasses.replace(target, patience_s=slo.limits_s["ttft"])
+        hurried = dataclasses.replace(target, request_timeout_s=slo.limits_s["ttft"])
         (run,) = run_loads([TargetLoad(hurried, workload)])
     over = figures_of(run, slo)
     last_s = workload.requests[-1].arrival_s

@@ -24,18 +24,18 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.alternating import alternate, medians
 from benchmarks.claim import Claim, MissingHardware, ReproduceOptions, Reproduction
 from benchmarks.reproduce.recorded import recorded, with_values
-from benchmarks.side_by_side import in_turn, medians
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
 from twostroke.measure.figure import Draw, bar_chart, bars
-from twostroke.measure.from_log import run_of_log
+from twostroke.measure.from_log import run_from_log
 from twostroke.measure.report import median
-from twostroke.measure.workload import Lengths, Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import Lengths, Workload, with_arrivals, workload_of_lengths
 from twostroke.planner.constraint import Binding
 from twostroke.planner.doctor import Diagnosis, diagnose
 from twostroke.planner.replay import figures, replay_log
@@ -65,7 +65,7 @@ class DoctorLoad:
 
     def workload(self, vocab_size: int) -> Workload:
         """Return the requests, with tokens of a vocabulary."""
-        requests = of_lengths(self.lengths, vocab_size=vocab_size)
+        requests = workload_of_lengths(self.lengths, vocab_size=vocab_size)
         return with_arrivals(requests, self.arrivals_s) if self.arrivals_s else requests
 
     def recorded(
@@ -126,7 +126,7 @@ LOADS: dict[str, DoctorLoad] = {
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Run every load, alternating, once or five times, and diagnose each log."""
     rounds = ROUNDS if options.full else 1
-    rows = in_turn(rounds, LOADS, lambda name, _: _verdict(options, LOADS[name]))
+    rows = alternate(rounds, LOADS, lambda name, _: _verdict(options, LOADS[name]))
     return Reproduction(
         claims=tuple(_claim(name, LOADS[name], of_load) for name, of_load in rows.items()),
         config={"model": options.model_name, "rounds": rounds},
@@ -192,10 +192,10 @@ def _pulled(options: ReproduceOptions, load: DoctorLoad) -> dict[str, Any]:
     }
     if best is None or not best.settings or not best.before or not best.after:
         return row
-    was = figures(run_of_log(log))[best.metric]
+    was = figures(run_from_log(log))[best.metric]
     step_times = fit_step_model(observed_steps(log))
     after = load.recorded(options, best.settings, step_times)
-    really = figures(run_of_log(after))[best.metric]
+    really = figures(run_from_log(after))[best.metric]
     return row | {
         "flags": best.flags,
         "metric": best.metric,
@@ -287,7 +287,7 @@ WHAT_IFS: dict[str, dict[str, Any]] = {
     "static": {"batching": "static"},
 }
 COMPARED = {"itl_p99": "p99 ITL ms", "output_tok_s": "tokens/s", "ttft_p50": "median TTFT ms"}
-MOST_OFF = 0.2
+MAX_ERROR = 0.2
 """Largest error of p99 ITL and throughput."""
 
 
@@ -312,7 +312,7 @@ def reproduce_what_ifs(options: ReproduceOptions) -> Reproduction:
             predicted[name].append(figures(guess.run))
             speeds.append(guess.speed)
         for name, settings in WHAT_IFS.items():
-            found[name].append(figures(run_of_log(_log_of(options, workload, settings))))
+            found[name].append(figures(run_from_log(_log_of(options, workload, settings))))
     if len(refusals) == rounds:
         raise MissingHardware(refusals[-1])
     middle, guesses = ({name: medians(runs, COMPARED) for name, runs in of.items()} for of in (found, predicted))
@@ -348,7 +348,7 @@ def _claims_of_what_ifs(
         for key, words in COMPARED.items():
             scale = 1.0 if key == "output_tok_s" else 1e3
             guess, measured = guesses[name][key] * scale, middle[name][key] * scale
-            claim = Claim.within(f"{words}, {name}", guess, measured, MOST_OFF)
+            claim = Claim.within(f"{words}, {name}", guess, measured, MAX_ERROR)
             claims.append(claim.judged(full and key != "ttft_p50"))
     return claims
 

@@ -35,10 +35,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.alternating import alternate, columns
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.handover.link import slow_loopback, why_no_link
 from benchmarks.pools.clients import Engine, answer_all, started
-from benchmarks.side_by_side import columns, in_turn
 from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
@@ -95,7 +95,7 @@ async def _measure(options: ReproduceOptions, threads: int, rounds: int, num_req
 
     def load(lengths: tuple[int, int], seed: int, number: int = num_requests) -> Workload:
         """Return a load; a new seed gives new prompts, none of which is cached."""
-        return options.of_lengths([lengths] * number, seed=seed)
+        return options.workload_of_lengths([lengths] * number, seed=seed)
 
     async with started(whole) as one, started(whole, TWO) as idle:
         for i in range(rounds + 1):
@@ -161,7 +161,7 @@ TTFT_TIMES, TPOT_TIMES = 6.0, {"loose": 8.0, "tight": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
-class SetUp:
+class Configuration:
     """A configuration that serves the load."""
 
     pools: PoolConfig | None = None
@@ -220,11 +220,11 @@ def _measure_goodput(
     limits_s = {slo: times * token_s for slo, times in TPOT_TIMES.items()}
     shm, tcp = (PoolConfig(prefill=1, decode=1, kv_transport=transport) for transport in ("shm", "tcp"))
     set_ups = {
-        "one process": SetUp(),
-        **{f"{mbit} Mbit/s": SetUp(tcp, hands_over=True, link_mbit=mbit) for mbit in links},
-        "shared memory": SetUp(shm, hands_over=True),
-        **{f"{mbit} Mbit/s, routed": SetUp(tcp, link_mbit=mbit) for mbit in links[:1]},
-        "shared memory, routed": SetUp(shm),
+        "one process": Configuration(),
+        **{f"{mbit} Mbit/s": Configuration(tcp, hands_over=True, link_mbit=mbit) for mbit in links},
+        "shared memory": Configuration(shm, hands_over=True),
+        **{f"{mbit} Mbit/s, routed": Configuration(tcp, link_mbit=mbit) for mbit in links[:1]},
+        "shared memory, routed": Configuration(shm),
     }
 
     def serve(name: str, number: int) -> list[list[RequestTimes]]:
@@ -234,7 +234,7 @@ def _measure_goodput(
             loads.append(_load(options, for_s, share * capacity, seed=100 * number + 1000 * i))
         return asyncio.run(_answers(set_ups[name], half if set_ups[name].pools else whole, loads))
 
-    served = {name: list(zip(*of, strict=True)) for name, of in in_turn(rounds, set_ups, serve).items()}
+    served = {name: list(zip(*of, strict=True)) for name, of in alternate(rounds, set_ups, serve).items()}
     good = {
         slo: {
             name: [[_rate(answers, for_s, ttft_s, limit_s) for answers in of_share] for of_share in by_share]
@@ -261,20 +261,22 @@ def _measure_goodput(
 async def _one_process(options: ReproduceOptions, config: EngineConfig) -> tuple[list[RequestTimes], float, int]:
     """Return the times of requests that run alone, requests per second, and KV bytes per token."""
     async with started(config) as one:
-        _, *alone = [(await answer_all(one, options.of_lengths([(PROMPT, OUTPUT)], seed=1 + i)))[0] for i in range(6)]
-        capacity = _rate(await answer_all(one, options.of_lengths([(PROMPT, OUTPUT)] * 3 * SLOTS, seed=9)))
+        _, *alone = [
+            (await answer_all(one, options.workload_of_lengths([(PROMPT, OUTPUT)], seed=1 + i)))[0] for i in range(6)
+        ]
+        capacity = _rate(await answer_all(one, options.workload_of_lengths([(PROMPT, OUTPUT)] * 3 * SLOTS, seed=9)))
         return alone, capacity, one.facts.kv_bytes_per_token
 
 
 async def _each_phase(options: ReproduceOptions, config: EngineConfig) -> float:
     """Return the requests per second of the slower phase, with one process for each."""
     async with started(config) as half:
-        prefill = _rate(await answer_all(half, options.of_lengths([(PROMPT, 1)] * SLOTS, seed=10)))
-        decode = _rate(await answer_all(half, options.of_lengths([(16, OUTPUT)] * 3 * SLOTS, seed=11)))
+        prefill = _rate(await answer_all(half, options.workload_of_lengths([(PROMPT, 1)] * SLOTS, seed=10)))
+        decode = _rate(await answer_all(half, options.workload_of_lengths([(16, OUTPUT)] * 3 * SLOTS, seed=11)))
     return min(prefill, decode)
 
 
-async def _answers(set_up: SetUp, config: EngineConfig, loads: Sequence[Workload]) -> list[list[RequestTimes]]:
+async def _answers(set_up: Configuration, config: EngineConfig, loads: Sequence[Workload]) -> list[list[RequestTimes]]:
     """Return the answers of a set-up to each load but the first, which warms up."""
     with _network(set_up) as prefix:
         placer = LeastBusy() if set_up.hands_over else None
@@ -303,7 +305,7 @@ def _latencies(answers: Sequence[RequestTimes]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _network(set_up: SetUp) -> Generator[tuple[str, ...]]:
+def _network(set_up: Configuration) -> Generator[tuple[str, ...]]:
     """Yield the prefix for the command of a process that uses this link."""
     if set_up.link_mbit is None:
         yield ()

@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.alternating import alternate, close_together, in_ms, ratio
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.side_by_side import close_together, in_ms, in_turn, ratio
 from twostroke.batch import ScheduledBatch
 from twostroke.config.cache import MAX_BLOCK_SIZE, CacheConfig
 from twostroke.config.kv_format import KVFormat
@@ -40,7 +40,7 @@ from twostroke.kernels.reference.linear import PackedLinear
 from twostroke.measure.figure import bar_chart
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import median
-from twostroke.measure.workload import SMALL_VOCAB_SIZE, Workload, of_lengths
+from twostroke.measure.workload import SMALL_VOCAB_SIZE, Workload, workload_of_lengths
 from twostroke.model.model_files import find_model
 from twostroke.served_run import StepSample
 
@@ -50,7 +50,7 @@ CASES = ((1, 128), (1, 512), (1, 2048), (8, 128), (8, 512), (8, 2048), (32, 128)
 LAYOUTS = ("scattered", "in order", "contiguous")
 MOST_PRICE = 1.1
 """Longest step over scattered blocks relative to contiguous KV. vLLM's paper measured 1.20 to 1.26 for its kernel."""
-FEWEST_APART = 0.5
+MIN_SCATTERED_SHARE = 0.5
 """Least share of neighbours in a block table that lie apart, for blocks that count as scattered."""
 
 
@@ -138,7 +138,9 @@ def claims_of(measured: Mapping[tuple[int, int], PagedCase], *, full: bool) -> I
     """Yield claims that each layout matches its name, and the price, which only full runs are judged by."""
     for case, found in measured.items():
         name = _name(case)
-        yield Claim.at_least(f"{name}: scattered blocks that lie apart, share", FEWEST_APART, found.apart["scattered"])
+        yield Claim.at_least(
+            f"{name}: scattered blocks that lie apart, share", MIN_SCATTERED_SHARE, found.apart["scattered"]
+        )
         yield Claim.at_most(f"{name}: blocks in order that lie apart, share", 0.0, found.apart["in order"])
         yield Claim.reported(f"{name}: step, scattered / in order", found.price("in order"))
         price = found.price("contiguous")
@@ -169,12 +171,12 @@ def _mixing(cases: Sequence[tuple[int, int]], seed: int) -> Workload:
 
     Their blocks interleave in the pool, and are freed in that order.
     """
-    dice = np.random.default_rng((seed, 1))
+    rng = np.random.default_rng((seed, 1))
     most, longest = max(batch for batch, _ in cases), max(context for _, context in cases)
     tokens_each = -(-max(batch * context for batch, context in cases) // most)
-    outputs = dice.integers(3 * tokens_each // 4, 5 * tokens_each // 4, most)
+    outputs = rng.integers(3 * tokens_each // 4, 5 * tokens_each // 4, most)
     lengths = [(BLOCK_SIZE, min(int(output), longest - BLOCK_SIZE)) for output in outputs]
-    return of_lengths(lengths, vocab_size=SMALL_VOCAB_SIZE, seed=seed)
+    return workload_of_lengths(lengths, vocab_size=SMALL_VOCAB_SIZE, seed=seed)
 
 
 def _measure(
@@ -185,7 +187,7 @@ def _measure(
     steps: int,
 ) -> PagedCase:
     batch, context = case
-    workload = of_lengths([(context, steps + 1)] * batch, vocab_size=SMALL_VOCAB_SIZE)
+    workload = workload_of_lengths([(context, steps + 1)] * batch, vocab_size=SMALL_VOCAB_SIZE)
     apart: dict[str, float] = {}
 
     def measure(layout: str, _: int) -> list[StepSample]:
@@ -194,7 +196,7 @@ def _measure(
         apart[layout] = round(watches[layout].take_share_apart(), 4)
         return run.decode_steps(batch)
 
-    found = in_turn(rounds, engines, measure, warm_up=1)
+    found = alternate(rounds, engines, measure, warm_up=1)
     step_s = {layout: [median([s.wall_s for s in steps]) for steps in of] for layout, of in found.items()}
     operator_s = {layout: [median([s.operator_s for s in steps]) for steps in of] for layout, of in found.items()}
     return PagedCase(step_s, operator_s, apart)
@@ -309,7 +311,7 @@ def _side_by_side(ours: Operator, plain: Operator, repeats: int) -> dict[str, fl
         operators[name]()
         return time.perf_counter() - start_s
 
-    ours_s, plain_s = in_turn(repeats, operators, seconds, warm_up=2).values()
+    ours_s, plain_s = alternate(repeats, operators, seconds, warm_up=2).values()
     return {"ms": 1000 * median(ours_s), "plain_ms": 1000 * median(plain_s), "ratio": ratio(ours_s, plain_s)}
 
 

@@ -32,16 +32,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.alternating import close_together
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
 from benchmarks.reproduce.recorded import FittedSteps
-from benchmarks.side_by_side import close_together
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
-from twostroke.measure.figure import MEASURED, PREDICTED, finish
+from twostroke.measure.figure import MEASURED, PREDICTED, style_axes
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles
-from twostroke.measure.workload import TraceSpec, Workload, WorkloadRequest, of_trace
+from twostroke.measure.workload import TraceSpec, Workload, WorkloadRequest, workload_of_trace
 from twostroke.served_run import Run
 from twostroke.simulation.trace import TraceEntry, read_trace
 
@@ -151,7 +151,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             )
             continue
         entries = read_trace(path)[: None if options.full else SMALL]
-        workload = of_trace(entries, replace(SPEC, vocab_size=options.vocab_size()), name=path.name)
+        workload = workload_of_trace(entries, replace(SPEC, vocab_size=options.vocab_size()), name=path.name)
         for capacity, ideal in zip(CAPACITIES, published, strict=True):
             case = _hits(workload, entries, capacity, f"R10 {trace}, {capacity or 'infinite'}")
             details[f"{trace}-{capacity or 'infinite'}"] = {**case, "published": ideal}
@@ -276,4 +276,4 @@ def _draw(figure: Any, details: dict[str, Any]) -> None:
             measured, published = ([100 * case[key] for case in cases] for key in ("share", "published"))
             axes.plot(labels, measured, style, color=MEASURED, label=f"{trace}, measured")
             axes.plot(labels, published, style[0], color=PREDICTED, label=f"{trace}, published")
-    finish(axes, xlabel="KV blocks of 8 tokens", ylabel="% of the trace's prompt blocks found")
+    style_axes(axes, xlabel="KV blocks of 8 tokens", ylabel="% of the trace's prompt blocks found")

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.alternating import alternate, close_together, ratio
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import batching, count_slots
 from benchmarks.reproduce.recorded import FittedSteps
-from benchmarks.side_by_side import close_together, in_turn, ratio
 from benchmarks.slots import SCHEDULES, SlotCount, SlotStep
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.measure.figure import bars
@@ -138,7 +138,7 @@ def _wall(options: ReproduceOptions) -> Mapping[str, dict[str, Any]]:
         for case, workload in workloads.items():
             predicted = {mode: _predicted_s(mode, case[1], workload, times) for mode in BATCHINGS}
             rounds = WALL_ROUNDS if options.full else 1
-            measured = in_turn(rounds, BATCHINGS, lambda mode, _, case=case: seconds(mode, *case))
+            measured = alternate(rounds, BATCHINGS, lambda mode, _, case=case: seconds(mode, *case))
             results[f"{case[0]}, {case[1]}"] = {
                 "predicted": predicted["static"] / predicted["continuous"],
                 "measured": ratio(measured["static"], measured["continuous"]),

@@ -13,9 +13,9 @@ from typing import Any
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import count_slots
 from benchmarks.slots import SCHEDULES, SlotCount
-from twostroke.measure.figure import MEASURED, PREDICTED, bars, finish
+from twostroke.measure.figure import MEASURED, PREDICTED, bars, style_axes
 from twostroke.measure.report import median
-from twostroke.measure.workload import of_lengths, with_arrivals
+from twostroke.measure.workload import with_arrivals, workload_of_lengths
 from twostroke.served_run import Run
 
 SLOTS = 10
@@ -36,7 +36,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     ideal_steps_each = sum(GROUP) / SLOTS / len(GROUP)  # every slot busy
     useful_share, ratio = static.useful_share, static.num_steps / len(outputs) / ideal_steps_each
 
-    full_queue = of_lengths([(1, output) for output in outputs], seed=options.seed)
+    full_queue = workload_of_lengths([(1, output) for output in outputs], seed=options.seed)
     saturated = {mode: count_slots(mode, SLOTS, full_queue, f"R2, {mode}") for mode in MODES}
     arrivals = [i * STEPS_BETWEEN_ARRIVALS for i in range(len(full_queue))]
     spread = {mode: count_slots(mode, SLOTS, with_arrivals(full_queue, arrivals), f"R2, {mode}") for mode in saturated}
@@ -87,7 +87,7 @@ def _draw(figure: Any, runs: dict[str, Run], short_p50: dict[str, float]) -> Non
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     for (mode, run), colour in zip(runs.items(), (PREDICTED, MEASURED), strict=True):
         left.plot([s.num_seqs for s in run.steps[: 3 * LONG]], color=colour, label=mode, linewidth=0.8)
-    finish(left, legend=False, xlabel="step", ylabel="slots in use, of 10")
+    style_axes(left, legend=False, xlabel="step", ylabel="slots in use, of 10")
     left.legend(fontsize=8, frameon=False, loc="center right")
     bars(right, list(short_p50), {"short requests": list(short_p50.values())}, "median latency, steps")
     right.set_yscale("log")

@@ -14,13 +14,13 @@ from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_fit import fit_step_model
 from twostroke.cost.step_model import StepTimeModel
 from twostroke.events import Event
-from twostroke.measure.from_log import run_of_log
+from twostroke.measure.from_log import run_from_log
 from twostroke.measure.model_engine import drive, model_engine
 from twostroke.measure.steps import measure_steps
-from twostroke.measure.workload import Workload, of_lengths
+from twostroke.measure.workload import Workload, workload_of_lengths
 from twostroke.model.model_files import find_model
 from twostroke.served_run import Run
-from twostroke.simulation.requests import recording_of
+from twostroke.simulation.requests import read_recording
 from twostroke.simulation.simulate import simulate
 
 
@@ -87,7 +87,7 @@ def recorded(
     events: list[Event] = []
     load = options.load(max_model_len or max(workload.max_request_tokens, sum(_WARM_UP)))
     with closing(model_engine(load, scheduler, cache, [events], step_times)) as engine:
-        engine.run(of_lengths([_WARM_UP] * 2, vocab_size=options.vocab_size()))
+        engine.run(workload_of_lengths([_WARM_UP] * 2, vocab_size=options.vocab_size()))
         drive(engine.engine, engine.executor, workload)
     return events
 
@@ -136,5 +136,5 @@ def serve_and_simulate(
     needed = sum(-(-request.num_tokens // 16) + 1 for request in workload.requests)
     cache = CacheConfig(enable_prefix_caching=False, num_kv_blocks=num_kv_blocks or needed)
     events = recorded(options, config, cache, workload, step_times=step_times)
-    recording = recording_of(events)
-    return run_of_log(events), simulate(recording.started, recording.requests, step_times)
+    recording = read_recording(events)
+    return run_from_log(events), simulate(recording.started, recording.requests, step_times)

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from benchmarks.claim import Claim, MissingHardware, ReproduceOptions, Reproduction
 from benchmarks.schedules.fuzzer import AnswersAlone, FuzzOutcome, run_schedules
-from benchmarks.schedules.requests import LONG_PROMPTS, MAX_MODEL_LEN, MOST_AT_ONCE, MOST_TOKENS, NUM_SHORT, PERIOD
+from benchmarks.schedules.requests import LONG_PROMPTS, MAX_MODEL_LEN, MAX_TOKENS, MOST_AT_ONCE, NUM_SHORT, PERIOD
 from benchmarks.schedules.subjects import SUBJECTS
 from twostroke.hardware import Hardware
 from twostroke.kernels import native
@@ -101,7 +101,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             "schedules_of_each": most,
             "requests": NUM_SHORT + len(LONG_PROMPTS),
             "max_model_len": MAX_MODEL_LEN,
-            "most_tokens": MOST_TOKENS,
+            "most_tokens": MAX_TOKENS,
             "long_prompts": LONG_PROMPTS,
             "most_at_once": MOST_AT_ONCE,
             "period": PERIOD,

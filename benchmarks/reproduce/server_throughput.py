@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.alternating import columns, ratio
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.serving.local_server import local_server, room_for
-from benchmarks.side_by_side import columns, ratio
 from twostroke.client.input_processor import Prompt
 from twostroke.events import StepCommitted, TokensDelivered
 from twostroke.llm import LLM

@@ -26,7 +26,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.kv_cache.manager import KVCacheManager
 from twostroke.measure.figure import bar_chart
 from twostroke.measure.report import percentiles
-from twostroke.measure.workload import TraceSpec, Workload, of_lengths, of_trace
+from twostroke.measure.workload import TraceSpec, Workload, workload_of_lengths, workload_of_trace
 from twostroke.served_run import Run
 from twostroke.simulation.trace import read_trace
 
@@ -41,7 +41,7 @@ TRACE = "mooncake_conversation.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Residence:
+class KVResidency:
     """KV memory of a workload, from its lengths alone, if each prompt is computed in one step.
 
     A request of p prompt and o output tokens stays for o steps, with p, p + 1, … p + o - 1 tokens (the last sampled
@@ -57,7 +57,7 @@ class Residence:
     """Unused share if each request gets space for the longest, in whole blocks."""
 
     @classmethod
-    def of(cls, workload: Workload, block_size: int) -> Residence:
+    def of(cls, workload: Workload, block_size: int) -> KVResidency:
         """Sum over every request and step."""
         used = allocated = steps = 0
         for request in workload.requests:
@@ -76,7 +76,7 @@ def skewed_workloads(options: ReproduceOptions) -> dict[str, Workload]:
     path = options.traces / TRACE
     if path.exists():
         entries = read_trace(path)
-        trace = of_trace(entries if options.full else entries[:400], TraceSpec(divisor=DIVISOR), name=TRACE)
+        trace = workload_of_trace(entries if options.full else entries[:400], TraceSpec(divisor=DIVISOR), name=TRACE)
         workloads["trace"] = trace
     return workloads
 
@@ -87,7 +87,9 @@ def _imitated(count: int, seed: int) -> Workload:
     prompts = _whole(rng.lognormal(8.737, 1.199, count) / DIVISOR, at_most=7800)
     outputs = _whole(rng.lognormal(5.336, 1.358, count) / DIVISOR, at_most=120)
     description = {"kind": "log-normal, after the conversation trace", "num_requests": count, "divisor": DIVISOR}
-    return of_lengths(list(zip(prompts, outputs, strict=True)), seed=seed, description={**description, "seed": seed})
+    return workload_of_lengths(
+        list(zip(prompts, outputs, strict=True)), seed=seed, description={**description, "seed": seed}
+    )
 
 
 def _whole(lengths: Sequence[float] | np.ndarray, at_most: int) -> list[int]:
@@ -124,7 +126,7 @@ def reproduce_waste(options: ReproduceOptions) -> Reproduction:
     return replace(found, draw=draw, figure_size=(9.0, 4.0))
 
 
-def _waste(name: str, workload: Workload, residence: Residence) -> _Found:
+def _waste(name: str, workload: Workload, residence: KVResidency) -> _Found:
     # every prompt in one step, so that a request's tokens are known from its age
     scheduler = SchedulerConfig(max_num_seqs=NUM_SEQS, enable_chunked_prefill=False)
     samplers = {kind: WasteSampler() for kind in KINDS}
@@ -149,7 +151,7 @@ def reproduce_concurrency(options: ReproduceOptions) -> Reproduction:
     return replace(found, draw=bar_chart(list(found.details), shown, "requests at once, paged / contiguous"))
 
 
-def _concurrency(name: str, workload: Workload, residence: Residence) -> _Found:
+def _concurrency(name: str, workload: Workload, residence: KVResidency) -> _Found:
     scheduler = SchedulerConfig(max_num_seqs=4096, max_num_batched_tokens=1 << 20)
     num_blocks = LONGEST_THAT_FIT * -(-residence.max_len // BLOCK_SIZE)
     # mean filled slots over requests and steps, divided by the filled share
@@ -173,11 +175,13 @@ def _concurrency(name: str, workload: Workload, residence: Residence) -> _Found:
 
 
 def _reproduction(
-    options: ReproduceOptions, measure: Callable[[str, Workload, Residence], _Found], config: dict[str, int]
+    options: ReproduceOptions, measure: Callable[[str, Workload, KVResidency], _Found], config: dict[str, int]
 ) -> Reproduction:
     """Measure every workload; add a remark if there is no trace."""
     workloads = skewed_workloads(options)
-    found = {name: measure(name, workload, Residence.of(workload, BLOCK_SIZE)) for name, workload in workloads.items()}
+    found = {
+        name: measure(name, workload, KVResidency.of(workload, BLOCK_SIZE)) for name, workload in workloads.items()
+    }
     missing = f"no trace in {options.traces_name}: only the imitated workload was run"
     return Reproduction(
         claims=tuple(claim for of_workload, _ in found.values() for claim in of_workload),

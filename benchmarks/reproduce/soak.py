@@ -29,15 +29,15 @@ from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.processor_shares import (
     ProcessorTimes,
     read_processor_times,
-    taken_shares,
+    used_shares,
     worst_of_parts,
 )
 from benchmarks.serving.clients import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     Answers,
     Ending,
-    Heard,
-    KnownOrder,
+    KnownRequest,
+    TimedAnswer,
     Way,
     drawn_visit,
     make_known_requests,
@@ -48,13 +48,13 @@ from benchmarks.serving.local_server import (
     LocalServer,
     at_rest,
     growth_mb_per_minute,
-    left_over,
+    leftover_claims,
     local_server,
     metrics_of,
 )
 from twostroke.engine.clock import monotonic_clock
 from twostroke.hardware import Hardware
-from twostroke.measure.figure import MEASURED, PREDICTED, finish
+from twostroke.measure.figure import MEASURED, PREDICTED, style_axes
 from twostroke.measure.report import percentiles
 from twostroke.measure.serve.load import HttpClient, HttpFailure, Origin
 from twostroke.process_memory import anonymous_bytes
@@ -65,11 +65,11 @@ of 350 bytes per request."""
 GOAL_WORST_WINDOW = 1.5
 """Largest p99 of a window, relative to the median window's."""
 WINDOWS = 12
-MOST_CONTENTION = 0.1
+MAX_CONTENTION = 0.1
 """Largest share of the processors that other processes may take in any interval of a judged twelfth. A smaller share
 cannot stretch a step to GOAL_WORST_WINDOW times its length. One of an hour's 720 intervals covers more than 1 % of a
 twelfth's requests, so it can move a p99."""
-_FEWEST_JUDGED = WINDOWS // 2
+_MIN_JUDGED = WINDOWS // 2
 """Fewest judged twelfths: with fewer, p99 is reported and not judged."""
 _WARM_UP = 0.5
 """Share of the run before memory counts."""
@@ -77,7 +77,7 @@ _VANISHING = 0.05
 """Share of clients that vanish."""
 _BURST, _BURST_EVERY = 24, 50
 """Size and interval of bursts: so many requests at once, in place of each fiftieth, fill the memory."""
-_MOST_AT_ONCE = 64
+_MAX_CONCURRENT = 64
 _SAMPLES = 720
 """Number of memory samples."""
 
@@ -104,7 +104,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     settings: dict[str, Any] = {
         "threads": options.threads or 1,
         "max_num_seqs": 24,
-        "max_model_len": MOST_TOKENS + 96,
+        "max_model_len": MAX_TOKENS + 96,
         "num_kv_blocks": 72,
     }
     with local_server(options.model, settings) as server:
@@ -115,7 +115,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         after, threads = at_rest(server), _num_threads(server)
         counted = metrics_of(server).since(counted_before)["counted"]
     windows = {name: [percentiles(part) for part in of] for name, of in (("ttft", soak.ttft_s), ("itl", soak.gaps_s))}
-    busy = taken_shares(soak.processors, Hardware.of_this_machine().cores)
+    busy = used_shares(soak.processors, Hardware.of_this_machine().cores)
     begin_s = soak.times_s[0] if soak.times_s else 0.0
     taken = worst_of_parts(busy, begin_s, begin_s + for_s, WINDOWS)
     preemptions = counted.get("twostroke:num_preemptions_total", 0.0)
@@ -125,7 +125,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
             Claim.equal("answers that differ from the first to the same order", 0, len(soak.answers.differing)),
             Claim.equal("answers that were none, or of another status", 0, len(soak.answers.wrong)),
             Claim.reported("answers compared", soak.answers.num_repeated),
-            *left_over(before, after),
+            *leftover_claims(before, after),
             Claim.reported("threads more than before", threads - threads_before),
             Claim.equal("vanishing clients: those who stayed and got no whole answer", 0, _let_down(soak)),
             Claim.at_least("preemptions", 1, preemptions).judged(options.full),
@@ -194,7 +194,7 @@ def latency_claims(
             twelfth is judged.
         full: False reports and does not judge.
     """
-    judged = [share is None or share <= MOST_CONTENTION for share in taken]
+    judged = [share is None or share <= MAX_CONTENTION for share in taken]
     yield Claim.reported("twelfths that are judged by their p99", sum(judged))
     for name, words in (("itl", "p99 ITL"), ("ttft", "p99 TTFT")):
         found = [part["p99"] for part, ours in zip(windows[name], judged, strict=True) if ours and part.get("p99")]
@@ -202,7 +202,7 @@ def latency_claims(
             middle = statistics.median(found)
             yield Claim.reported(f"{words} ms, the median twelfth", middle * 1e3)
             worst = Claim.at_most(f"{words}, the worst twelfth over it", GOAL_WORST_WINDOW, max(found) / middle)
-            yield worst.judged(full and len(found) >= _FEWEST_JUDGED)
+            yield worst.judged(full and len(found) >= _MIN_JUDGED)
         every = [part["p99"] for part in windows[name] if part.get("p99")]
         if every:
             over = max(every) / statistics.median(every)
@@ -212,17 +212,17 @@ def latency_claims(
 def contention_remarks(taken: Sequence[float | None]) -> tuple[str, ...]:
     """Name the twelfths that are not judged, with the share of the processors that other processes took."""
     left_out = [
-        f"{i} ({share:.0%})" for i, share in enumerate(taken, 1) if share is not None and share > MOST_CONTENTION
+        f"{i} ({share:.0%})" for i, share in enumerate(taken, 1) if share is not None and share > MAX_CONTENTION
     ]
     remarks: list[str] = []
     if left_out:
         remarks.append(
-            f"other processes took more than {MOST_CONTENTION:.0%} of the processors for some seconds in twelfth "
+            f"other processes took more than {MAX_CONTENTION:.0%} of the processors for some seconds in twelfth "
             f"{', '.join(left_out)}: p99 is not judged there"
         )
-    if len(taken) - len(left_out) < _FEWEST_JUDGED:
+    if len(taken) - len(left_out) < _MIN_JUDGED:
         remarks.append(
-            f"p99 is not judged at all: {len(taken) - len(left_out)} twelfths are left, and it takes {_FEWEST_JUDGED}. "
+            f"p99 is not judged at all: {len(taken) - len(left_out)} twelfths are left, and it takes {_MIN_JUDGED}. "
             "Run it where nothing else runs."
         )
     if all(share is None for share in taken):
@@ -262,14 +262,16 @@ class _Clients:
         seed: of all other choices.
     """
 
-    def __init__(self, server: LocalServer, for_s: float, per_s: float, deck: Sequence[KnownOrder], seed: int) -> None:
+    def __init__(
+        self, server: LocalServer, for_s: float, per_s: float, deck: Sequence[KnownRequest], seed: int
+    ) -> None:
         self.soak = _Soak()
         self.for_s, self._per_s = for_s, per_s
         self._origin = Origin.parse(server.url)
         self._random = Random(seed)
         self._deck = deck
         self._client = HttpClient(self._origin)
-        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._room = asyncio.Semaphore(_MAX_CONCURRENT)
         self._begin_s = monotonic_clock()
 
     async def come(self) -> None:
@@ -288,8 +290,8 @@ class _Clients:
                     await asyncio.sleep(self._random.expovariate(self._per_s))
         await self._client.close()
 
-    async def _ask(self, order: KnownOrder) -> None:
-        soak, heard, sent_s = self.soak, Heard(), monotonic_clock()
+    async def _ask(self, order: KnownRequest) -> None:
+        soak, heard, sent_s = self.soak, TimedAnswer(), monotonic_clock()
         try:
             await self._client.send(self._origin.request("POST", order.path, {}, order.body), heard)
         except HttpFailure as failure:
@@ -322,11 +324,11 @@ def _draw(figure: Any, soak: _Soak, windows: dict[str, list[dict[str, float]]], 
     for (name, sizes), style in zip(soak.memory.items(), ("-", "--", ":"), strict=True):
         if any(sizes):
             memory.plot(minutes, [size / MB for size in sizes], style, color=MEASURED, label=name)
-    finish(memory, xlabel="minutes", ylabel="MB of its own", ylim=(0, None))
+    style_axes(memory, xlabel="minutes", ylabel="MB of its own", ylim=(0, None))
     twelfths = range(1, WINDOWS + 1)
     for name, colour in (("ttft", PREDICTED), ("itl", MEASURED)):
         latency.plot(twelfths, [part.get("p99", 0.0) * 1e3 for part in windows[name]], "o-", color=colour, label=name)
     for i, share in enumerate(taken, 1):
-        if share is not None and share > MOST_CONTENTION:
+        if share is not None and share > MAX_CONTENTION:
             latency.axvspan(i - 0.5, i + 0.5, color="#eeeeee", zorder=0)
-    finish(latency, xlabel="twelfth of the run (grey: not judged)", ylabel="p99, ms", yscale="log")
+    style_axes(latency, xlabel="twelfth of the run (grey: not judged)", ylabel="p99, ms", yscale="log")

@@ -25,15 +25,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.alternating import alternate, in_ms
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.counting_engine import counting_engine
-from benchmarks.side_by_side import in_ms, in_turn
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart, finish
+from twostroke.measure.figure import MEASURED, PREDICTED, bar_chart, style_axes
 from twostroke.measure.limits import measure_limits
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import median, percentiles
@@ -51,7 +51,7 @@ PROMPT = 16
 def reproduce(options: ReproduceOptions) -> Reproduction:
     """Measure decode-only steps at several batch sizes, on the model and without one."""
     output = 128 if options.full else 24
-    workloads = {n: options.of_lengths([(PROMPT, output)] * n, seed=n) for n in SIZES}
+    workloads = {n: options.workload_of_lengths([(PROMPT, output)] * n, seed=n) for n in SIZES}
     # without a model, a step is only deciding and accounting; the runner's preparation comes on top
     counting = {
         n: counting_engine(SchedulerConfig(max_num_seqs=n), CacheConfig(), max_model_len=PROMPT + output) for n in SIZES
@@ -94,7 +94,7 @@ def _draw(figure: Any, own: dict[int, dict[str, float]], deciding: dict[int, dic
     ):
         axes.plot(SIZES, [times[n][figure_name] for n in SIZES], style, color=colour, label=label)
     axes.plot(list(GOALS_MS), list(GOALS_MS.values()), "k_", markersize=16, label="goal")
-    finish(axes, xlabel="requests in the batch", ylabel="milliseconds a step", ylim=(0, None))
+    style_axes(axes, xlabel="requests in the batch", ylabel="milliseconds a step", ylim=(0, None))
 
 
 BATCHES = (1, 8)
@@ -119,7 +119,7 @@ def reproduce_content(options: ReproduceOptions) -> Reproduction:
             return median([step.wall_s for step in run.decode_steps(batch)])
 
         measured = {
-            batch: in_turn(
+            batch: alternate(
                 rounds, CONTENTS, lambda content, _, batch=batch: step_s(batch, content), warm_up=1, rotates=True
             )
             for batch in BATCHES
@@ -184,13 +184,13 @@ def spread_by_chance(of_batch: Times, seed: int, trials: int = 400) -> float:
 
     Each content's times are first divided by their median, so that a difference between contents does not count.
     """
-    dice = Random(seed)
+    rng = Random(seed)
     relative = ([share / median(shares) for share in shares] for shares in beside_the_round(of_batch).values())
     rounds = [list(of_round) for of_round in zip(*relative, strict=True)]
     spreads: list[float] = []
     for _ in range(trials):
         for of_round in rounds:
-            dice.shuffle(of_round)
+            rng.shuffle(of_round)
         spreads.append(spread([median(shares) for shares in zip(*rounds, strict=True)]))
     return sorted(spreads)[int(0.95 * trials)]
 
@@ -213,8 +213,8 @@ def spread(values: Sequence[float]) -> float:
 def _prompts(content: str, options: ReproduceOptions) -> Prompts:
     files = find_model(options.model)
     vocab_size, count = files.config().vocab_size, max(BATCHES)
-    dice = Random(options.seed)
-    tokens = [dice.randrange(RESERVED_TOKEN_IDS, vocab_size) for _ in range(2)]
+    rng = Random(options.seed)
+    tokens = [rng.randrange(RESERVED_TOKEN_IDS, vocab_size) for _ in range(2)]
     if content == "one token, repeated":
         return [(tokens[0],) * CONTEXT] * count
     if content == "two tokens, alternating":
@@ -230,7 +230,7 @@ def _draw_content(figure: Any, measured: Mapping[int, Mapping[str, Sequence[floa
             axes.plot([place], [1e3 * median(seconds)], "k_", markersize=24)
         axes.set_xticks(range(len(of_batch)), [content.replace(", ", ",\n") for content in of_batch], fontsize=7)
         ylabel = f"ms a step, {batch} request{'s' if batch > 1 else ''} of {CONTEXT} tokens"
-        finish(axes, legend=False, ylabel=ylabel, ylim=(0, None))
+        style_axes(axes, legend=False, ylabel=ylabel, ylim=(0, None))
 
 
 _LARGEST_CACHE = 1 << 29

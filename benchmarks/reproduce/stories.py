@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.alternating import alternate
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.side_by_side import in_turn
 from twostroke.errors import SetupError
 from twostroke.lab.lab import Lab
 from twostroke.lab.settings import Side
@@ -22,11 +22,11 @@ from twostroke.measure.report import median
 
 GOAL_S = 60.0
 """Longest duration of a story, in seconds."""
-_LOOK_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StoryRun:
     """One run of a story."""
 
     took_s: float
@@ -57,7 +57,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
         "stories have seeds of their own, and half of the cores for each process: --seed and --threads change nothing"
     )
     named = {story.name: story for story in stories}
-    told = in_turn(num_times, named, lambda name, _: asyncio.run(tell(named[name])))
+    told = alternate(num_times, named, lambda name, _: asyncio.run(tell(named[name])))
     return Reproduction(
         claims=tuple(claim for story in stories for claim in _claims(story, told[story.name], options)),
         config={story.name: {"a": dict(story.a), "b": dict(story.b)} for story in stories},
@@ -71,7 +71,7 @@ def reproduce(options: ReproduceOptions) -> Reproduction:
     )
 
 
-async def tell(story: Story) -> Told:
+async def tell(story: Story) -> StoryRun:
     """Run a story to its end.
 
     Raises:
@@ -82,7 +82,7 @@ async def tell(story: Story) -> Told:
     try:
         lab.start({"story": story.name})
         while (status := lab.status())["state"] == "running":
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
     finally:
         await lab.stop()
     if status["state"] != "done":
@@ -90,10 +90,10 @@ async def tell(story: Story) -> Told:
     figures = {side: status["results"][side]["figures"] for side in ("a", "b")}
     before, after = (figures[side][story.figure]["median"] for side in ("a", "b"))
     verdict = status["verdict"]
-    return Told(
+    return StoryRun(
         took_s=time.perf_counter() - begin_s,
         ratio=after / before,
-        is_apart=verdict["apart"][story.figure] == (1 if story.promise.rises else -1),
+        is_apart=verdict["apart"][story.figure] == (1 if story.promise.should_rise else -1),
         num_equal=verdict["num_equal"],
         num_requests=verdict["num_requests"],
         verdict=verdict,
@@ -101,7 +101,7 @@ async def tell(story: Story) -> Told:
     )
 
 
-def _claims(story: Story, told: list[Told], options: ReproduceOptions) -> Iterator[Claim]:
+def _claims(story: Story, told: list[StoryRun], options: ReproduceOptions) -> Iterator[Claim]:
     yield Claim.reported(
         f"{story.title}: {story.figure_title}, {story.b_title} / {story.a_title}", median([one.ratio for one in told])
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.alternating import alternate, close_together, ratio
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
-from benchmarks.side_by_side import close_together, in_turn, ratio
 from benchmarks.transformers_peer import TransformersPeer, fastest_peer
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -103,7 +103,7 @@ def _side_by_side(
             return tokens / engines[name].run(workload, progress=f"ours, {name}").duration_s
         return tokens / peer.run_static(prompts, workload.output_lengths, batch_size)
 
-    found = in_turn(rounds, (*engines, "transformers"), rate)
+    found = alternate(rounds, (*engines, "transformers"), rate)
     theirs = found.pop("transformers")
     return {
         name: {

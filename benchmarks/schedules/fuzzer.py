@@ -112,14 +112,14 @@ def run_schedules(
 
 
 def _run_schedule(model: str, alone: AnswersAlone, seed: int, given: Settings, outcome: FuzzOutcome) -> None:
-    dice, drawn = Random(seed), draw_schedule(seed)
+    rng, drawn = Random(seed), draw_schedule(seed)
     config = {**drawn.settings, "num_kv_blocks": drawn.num_blocks(alone.window), **given}
     arrivals = list(zip(drawn.arrivals, drawn.priorities, strict=True))
     index_of, outputs = dict[str, int](), dict[int, RequestOutput]()
     with LLM(model, **config) as llm:
         engine = llm.engine
         while arrivals or engine.has_work:
-            while arrivals and (not engine.has_work or dice.random() >= drawn.pause):
+            while arrivals and (not engine.has_work or rng.random() >= drawn.pause):
                 index, priority = arrivals.pop()
                 request = alone.requests[index]
                 prompt = PromptDict(prompt_token_ids=list(request.prompt))

@@ -8,8 +8,8 @@ from typing import Any
 
 from twostroke.sampling_params import SamplingParams
 
-LONGEST_PROMPT, MOST_TOKENS = 60, 20
-MAX_MODEL_LEN = LONGEST_PROMPT + MOST_TOKENS
+LONGEST_PROMPT, MAX_TOKENS = 60, 20
+MAX_MODEL_LEN = LONGEST_PROMPT + MAX_TOKENS
 LONG_PROMPTS, LONG_MODEL_LEN = (520, 600), 640
 """More than a partition of attention's keys (512), so that threads may share one request."""
 NUM_SHORT, MOST_AT_ONCE = 64, 64
@@ -66,7 +66,7 @@ def draw_requests() -> list[FuzzRequest]:
         num_own = rng.randrange(1, LONGEST_PROMPT - max(_STEMS)) if i < NUM_SHORT else LONG_PROMPTS[i - NUM_SHORT]
         own = tuple(rng.randrange(256) for _ in range(num_own if i < NUM_SHORT else num_own - len(stem)))
         params = SamplingParams(
-            max_tokens=rng.randrange(1, MOST_TOKENS),
+            max_tokens=rng.randrange(1, MAX_TOKENS),
             temperature=rng.choice((0.0, 0.8, 1.2)),
             top_p=rng.choice((1.0, 0.9)),
             repetition_penalty=rng.choice((1.0, 1.1)),

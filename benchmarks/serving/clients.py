@@ -33,7 +33,7 @@ from twostroke.measure.serve.load import Origin
 from twostroke.measure.serve.openai_wire import EventReader
 from twostroke.measure.serve.target import WholeAnswer
 
-MOST_TOKENS = 480
+MAX_TOKENS = 480
 """Most prompt and output tokens of any request."""
 _TEXTS = ("Sort a list.", "def area(r):", "Name three colours.", "Why is the sky blue?", "class Stack:")
 
@@ -52,7 +52,7 @@ class OrderKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class KnownOrder:
+class KnownRequest:
     """One request with a known answer."""
 
     number: int
@@ -68,7 +68,7 @@ class KnownOrder:
         return self.kind in (OrderKind.STREAM, OrderKind.PREFIX)
 
 
-def make_known_requests(count: int, seed: int) -> list[KnownOrder]:
+def make_known_requests(count: int, seed: int) -> list[KnownRequest]:
     """Return requests of all kinds, alternating."""
     random = Random(seed)
     prefixes = [_tokens(random, 320) for _ in range(4)]
@@ -76,7 +76,7 @@ def make_known_requests(count: int, seed: int) -> list[KnownOrder]:
     return [_order(i, kinds[i % len(kinds)], random, prefixes) for i in range(count)]
 
 
-def _order(number: int, kind: OrderKind, random: Random, prefixes: list[list[int]]) -> KnownOrder:
+def _order(number: int, kind: OrderKind, random: Random, prefixes: list[list[int]]) -> KnownRequest:
     asked: dict[str, Any] = {
         "max_tokens": random.randint(4, 64),
         "ignore_eos": True,
@@ -88,7 +88,7 @@ def _order(number: int, kind: OrderKind, random: Random, prefixes: list[list[int
     path, status, prompt = "/v1/completions", 200, _tokens(random, random.randint(1, 96))
     match kind:
         case OrderKind.LONG:
-            prompt = _tokens(random, random.randint(256, MOST_TOKENS - 64))
+            prompt = _tokens(random, random.randint(256, MAX_TOKENS - 64))
         case OrderKind.PREFIX:
             prompt = prefixes[number % len(prefixes)] + prompt[:48]
         case OrderKind.CHAT:
@@ -106,14 +106,14 @@ def _order(number: int, kind: OrderKind, random: Random, prefixes: list[list[int
             pass
     chat = {"messages": [{"role": "user", "content": random.choice(_TEXTS)}]}
     said: dict[str, Any] = chat if kind is OrderKind.CHAT else {"prompt": prompt}
-    return KnownOrder(number, kind, path, msgspec.json.encode(said | asked), status)
+    return KnownRequest(number, kind, path, msgspec.json.encode(said | asked), status)
 
 
 def _tokens(random: Random, count: int) -> list[int]:
     return [random.randrange(300, 4000) for _ in range(count)]
 
 
-class Heard(WholeAnswer):
+class TimedAnswer(WholeAnswer):
     """Receiver of an answer, with the times of its parts."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Heard(WholeAnswer):
         self.times_s.append(time_s)
 
     @property
-    def essence(self) -> str:
+    def answer_digest(self) -> str:
         """Hash of everything that must be reproduced: texts, token ids, log-probabilities, finish reasons.
 
         Raises:
@@ -189,27 +189,27 @@ class Answers:
         self.wrong: list[str] = []
         """Descriptions of invalid answers."""
 
-    def take(self, order: KnownOrder, heard: Heard) -> bool:
+    def take(self, order: KnownRequest, heard: TimedAnswer) -> bool:
         """Record an answer; return whether it is complete and of the right kind."""
         if heard.status != order.status:
             self.wrong.append(f"{order.kind}: status {heard.status}")
             return False
         try:
-            essence = heard.essence
+            digest = heard.answer_digest
         except (ValueError, LookupError, TypeError) as error:
             self.wrong.append(f"{order.kind}: {error!r}"[:200])
             return False
         known = self._known.get(order.number)
         if known is None:
-            self._known[order.number] = essence
+            self._known[order.number] = digest
             return True
         self.num_repeated += 1
-        if known != essence:
+        if known != digest:
             self.differing.append(order.number)
         return True
 
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 """Seconds without a byte after which a client counts as stuck."""
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """struct linger of socket(7): on, zero seconds; close then sends RST, and unread data is lost."""
@@ -289,7 +289,7 @@ async def visit(origin: Origin, planned: Visit, on_event: Callable[[], object] =
     except OSError:
         return Ending.BROKEN
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await _spent(planned, origin, reader, writer, on_event)
     except TimeoutError:
         return Ending.STUCK

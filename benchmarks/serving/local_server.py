@@ -77,7 +77,7 @@ class LocalServer:
         """Return the answer to one request, on a connection of its own, which urllib closes."""
         data = None if body is None else json.dumps(body).encode()
         asked = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=_PATIENCE_S) as answer:
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:
             return answer.read().decode()
 
     def events(self) -> list[Event]:
@@ -183,14 +183,14 @@ def _url(process: subprocess.Popen[str]) -> str:
 
 _REST_S = 30.0
 """Seconds in which everything has to be released."""
-_LOOK_EVERY_S = 0.05
+_POLL_INTERVAL_S = 0.05
 _CLOSING_S = 2.0
 """Seconds in which a busy server closes its end of connections whose other end is closed."""
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class IdleState:
     """State of a server at rest."""
 
     num_requests: int
@@ -203,7 +203,7 @@ class Rest:
     """Restarts of the engine."""
 
 
-def left_over(before: Rest, after: Rest) -> Iterator[Claim]:
+def leftover_claims(before: IdleState, after: IdleState) -> Iterator[Claim]:
     """Yield claims that a server is in the same state as before a load."""
     yield Claim.equal("requests left in the engine", 0, after.num_requests)
     yield Claim.equal("KV blocks left behind", 0, after.num_held_blocks - before.num_held_blocks)
@@ -211,19 +211,19 @@ def left_over(before: Rest, after: Rest) -> Iterator[Claim]:
     yield Claim.equal("restarts of the engine", 0, after.num_restarts - before.num_restarts)
 
 
-def at_rest(server: LocalServer) -> Rest:
+def at_rest(server: LocalServer) -> IdleState:
     """Wait until nothing runs, send one request to observe the state, and return it. Needs a server without API
     keys."""
     deadline_s = monotonic_clock() + _REST_S
     while _num_requests(server) and monotonic_clock() < deadline_s:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_INTERVAL_S)
     num_requests = _num_requests(server)
     server.ask("/v1/completions", {"prompt": [5], "max_tokens": 1})
     events = server.events()
     num_blocks = [event.num_blocks for event in events if isinstance(event, EngineStarted)][-1]
     batch = [event.batch for event in events if isinstance(event, StepScheduled)][-1]
     num_restarts = json.loads(server.ask("/server_info"))["health"]["num_restarts"]
-    return Rest(num_requests, num_blocks - batch.num_free_blocks, _num_open_files(server), num_restarts)
+    return IdleState(num_requests, num_blocks - batch.num_free_blocks, _num_open_files(server), num_restarts)
 
 
 def metrics_of(server: LocalServer) -> MetricsReading:
@@ -239,7 +239,7 @@ def _num_open_files(server: LocalServer) -> int:
     """Return the fewest open files within a while: recently used ones stay open a moment longer."""
     fewest, deadline_s = server.num_open_files(), monotonic_clock() + _CLOSING_S
     while monotonic_clock() < deadline_s:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_INTERVAL_S)
         fewest = min(fewest, server.num_open_files())
     return fewest
 

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 from benchmarks.goals import GATE
 from benchmarks.spec.synthetic import SyntheticProposer, predicted_speedup
 from benchmarks.spec.watched import ObservedDrafter, Overlap
-from twostroke.config.checks import one_of, whole_number
+from twostroke.config.checks import check_choice, check_int
 from twostroke.config.load import LoadConfig
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, MAX_DRAFTS, SpeculativeConfig
 from twostroke.errors import InvalidParameter
@@ -48,7 +48,7 @@ from twostroke.measure.spec.measure import (
 )
 from twostroke.measure.workload_options import check_name
 from twostroke.model.model_files import find_model_of
-from twostroke.startup.prepared import Drafter, GivenDrafter
+from twostroke.startup.prepared import Drafter, ProvidedDrafter
 from twostroke.tables import plain_table, print_table
 
 SYNTHETIC = "synthetic"
@@ -108,11 +108,11 @@ class SpecOptions:
             if method not in KNOWN:
                 limit = f"names {method!r}; known: {', '.join(KNOWN)}"
                 raise InvalidParameter("methods", self.methods, limit, "Name some of these with commas between.")
-        one_of("task", self.task, get_args(Task))
+        check_choice("task", self.task, get_args(Task))
         for name in _LISTS:
             self.numbers(name)
         for name in ("prompt_tokens", "output_tokens", "rounds"):
-            whole_number(name, getattr(self, name), 2, 1 << 20)
+            check_int(name, getattr(self, name), 2, 1 << 20)
         for name, method in (("draft_model", "draft_model"), ("exit_layer", "early_exit")):
             if getattr(self, name) is not None and method not in self.who:
                 limit = f"changes nothing: {method!r} is not among the methods ({self.methods})"
@@ -254,7 +254,7 @@ class _SpecBench:
         if method == SYNTHETIC:
             speculation = SpeculativeConfig(method="ngram", num_speculative_tokens=num_drafts)
             return SpecEngine(
-                self._load, batch, length, speculation, lambda _: GivenDrafter(self._synthetic, "synthetic")
+                self._load, batch, length, speculation, lambda _: ProvidedDrafter(self._synthetic, "synthetic")
             )
         given: dict[str, Any] = {"method": method, "num_speculative_tokens": num_drafts}
         if method == "draft_model" and self._options.draft_model is not None:

@@ -31,7 +31,7 @@ from twostroke.model.decoder import DecoderModel
 from twostroke.sampling.noise import NoiseStream
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
-from twostroke.speculation.proposer import ComputedSpan, DraftRequest, Drafts, Proposer, TargetStep, Watcher
+from twostroke.speculation.proposer import ComputedSpan, DraftRequest, Drafts, FeatureObserver, Proposer, TargetStep
 from twostroke.startup.prepared import Drafter, DrafterFacts, LoadedTarget
 
 Probabilities = npt.NDArray[np.float64]
@@ -141,7 +141,7 @@ class _WatchedProposer:
         self, proposer: Proposer, sampler: _WatchedSampler, model: DecoderModel, overlaps: list[Overlap]
     ) -> None:
         self._proposer = proposer
-        self._watcher = proposer if isinstance(proposer, Watcher) else None
+        self._watcher = proposer if isinstance(proposer, FeatureObserver) else None
         self._sampler = sampler
         self._model = model
         self._overlaps = overlaps
@@ -152,7 +152,7 @@ class _WatchedProposer:
     def feature_layers(self) -> tuple[int, ...]:
         return () if self._watcher is None else self._watcher.feature_layers
 
-    def watches(self, reads_prompts: bool) -> bool:
+    def needs_step(self, reads_prompts: bool) -> bool:
         """Return True, since it compares every step."""
         return True
 
@@ -161,7 +161,7 @@ class _WatchedProposer:
         return self._proposer.propose(requests)
 
     def observe(self, step: TargetStep) -> None:
-        for read in step.reads:
+        for read in step.spans:
             if read.row in self._streams:
                 self._compare(step, read)
         self._streams = {}

@@ -300,7 +300,7 @@ class StepDurations(NamedTuple):
     """Seconds of it for drafting."""
 
 
-UNTIMED = StepDurations()
+NOT_TIMED = StepDurations()
 
 
 class StepTimer:

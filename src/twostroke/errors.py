@@ -33,14 +33,14 @@ MAX_SHOWN_CHARS = 80
 """Longest value that a message shows completely, in characters."""
 _BEGINNING = 60
 """Characters shown of a longer value."""
-_MOST_ITEMS = MAX_SHOWN_CHARS // 3
+_MAX_ITEMS = MAX_SHOWN_CHARS // 3
 """Most items of a list or an object that are formatted; so many fill the shown characters."""
-_MOST_LEVELS = 3
-_MOST_BITS = 256
+_MAX_LEVELS = 3
+_MAX_BITS = 256
 """Most bits of a number that is written with all its digits."""
-_MOST_MESSAGE = 4000
+_MAX_MESSAGE_CHARS = 4000
 """Characters of a message about a model's files, which may contain names of any length."""
-_MOST_NEAR = 64
+_MAX_SEARCHED_CHARS = 64
 """Longest unknown name for which similar names are searched, in characters."""
 
 
@@ -74,7 +74,7 @@ class UnknownParameter(ClientError, TypeError):
     def __init__(self, name: str, known: Iterable[str], where: str) -> None:
         self.name = name
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3) if len(name) <= _MOST_NEAR else []
+        near = difflib.get_close_matches(name, known, n=3) if len(name) <= _MAX_SEARCHED_CHARS else []
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(known)}."
         super().__init__(f"{where} has no parameter {shown(name)}; {hint}")
 
@@ -88,7 +88,7 @@ class SetupError(TwostrokeError):
     contain."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message), _MOST_MESSAGE))
+        super().__init__(printable(str(message), _MAX_MESSAGE_CHARS))
 
 
 class ModelNotFound(SetupError):
@@ -164,13 +164,13 @@ def shown(value: object) -> str:
     >>> shown({"stream": True, "stop": [None]})
     "{'stream': true, 'stop': [null]}"
     """
-    text = _beginning(value, _MOST_LEVELS)
+    text = _beginning(value, _MAX_LEVELS)
     match value:
         case str() | bytes():
             is_whole, size = len(value) <= MAX_SHOWN_CHARS, f"{len(value)} characters"
         case list() | tuple() | dict():
             num_items = len(cast(list[Any], value))
-            is_whole, size = num_items <= _MOST_ITEMS, f"{num_items} items"
+            is_whole, size = num_items <= _MAX_ITEMS, f"{num_items} items"
         case _:
             is_whole, size = True, f"{len(text)} characters"
     return text if is_whole and len(text) <= MAX_SHOWN_CHARS else f"{text[:_BEGINNING]}… ({size})"
@@ -200,13 +200,13 @@ def _beginning(value: Any, num_levels: int) -> str:
     kind: type[Any] = type(value)
     if kind in (str, bytes):
         return repr(value[:MAX_SHOWN_CHARS])
-    if kind is int and value.bit_length() > _MOST_BITS:
+    if kind is int and value.bit_length() > _MAX_BITS:
         return f"a number of {value.bit_length()} bits"
     if kind not in (list, tuple, dict):
         return repr(value)
     if not num_levels:
         return "{…}" if kind is dict else "[…]"
-    some = itertools.islice(value.items() if kind is dict else value, _MOST_ITEMS)
+    some = itertools.islice(value.items() if kind is dict else value, _MAX_ITEMS)
     if kind is dict:
         inner = ", ".join(f"{_beginning(key, 0)}: {_beginning(item, num_levels - 1)}" for key, item in some)
         return f"{{{inner}}}"

@@ -3,8 +3,8 @@
     ["StepScheduled", {…}]                            packed, once, where it happens
     {"v": 6, "event": "StepScheduled", …}             a line of an event log
 
-Code that only keeps packed events need not decode them: the flight recorder does so, and `Unread`, for views that are
-computed on demand.
+Code that only keeps packed events need not decode them: the flight recorder does so, and `LazyEvents`, for views that
+are computed on demand.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PackedEventLog(Protocol):
         ...
 
 
-class Unread(Generic[_Note]):
+class LazyEvents(Generic[_Note]):
     """Queue of events, and of notes between them, that are read in their order on demand.
 
     Above MAX_UNREAD_BYTES each new event has the oldest ones read, so memory stays bounded if the view is never read.

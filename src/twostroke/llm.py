@@ -137,7 +137,7 @@ class LLM:
                 return self._finish(request_ids, use_tqdm, let_interrupts_through)
             except BaseException:
                 # a refused prompt, or an interrupt: abort all requests of this call
-                if self._engine.is_whole:
+                if self._engine.is_consistent:
                     for request_id in request_ids:
                         self._engine.abort(request_id)
                     while self._engine.has_work:

@@ -11,7 +11,7 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-class Sparingly(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Filter that passes a repeated warning once per interval; that line counts the suppressed ones before it.
 
     It is for warnings that clients can cause as often as they like. Errors, which are internal, always pass.
@@ -20,7 +20,7 @@ class Sparingly(logging.Filter):
         every_s: seconds between two lines of the same message.
     """
 
-    _MOST_MESSAGES = 100
+    _MAX_MESSAGES = 100
 
     def __init__(self, every_s: float = 1.0) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Sparingly(logging.Filter):
         if abs(now_s - self._passed_s.get(message, -math.inf)) < self._every_s:  # a clock may be set back
             self._num_held_back[message] = self._num_held_back.get(message, 0) + 1
             return False
-        if message not in self._passed_s and len(self._passed_s) >= self._MOST_MESSAGES:
+        if message not in self._passed_s and len(self._passed_s) >= self._MAX_MESSAGES:
             self._passed_s.clear()
             self._num_held_back.clear()
         self._passed_s[message] = now_s

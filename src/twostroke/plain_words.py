@@ -16,7 +16,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-_MOST_REASON = 2000
+_MAX_REASON_CHARS = 2000
 """Most characters of a reason; an exception may repeat its whole input."""
 _TOO_MANY_DIGITS = re.compile(r"Exceeds the limit \((\d+) digits\) for integer string conversion.*")
 
@@ -54,7 +54,7 @@ def reason_of(error: BaseException) -> str:
     return text or "no reason was given; the log says where it happened"
 
 
-def printable(text: str, most: int = _MOST_REASON, beginning: int | None = None) -> str:
+def printable(text: str, most: int = _MAX_REASON_CHARS, beginning: int | None = None) -> str:
     """Return the text with terminal control characters escaped; for a long one its beginning and its size.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from twostroke.config.checks import number, switch, unicode, whole_number
+from twostroke.config.checks import check_bool, check_int, check_number, check_unicode
 from twostroke.errors import InvalidParameter, UnknownParameter
 from twostroke.plain_words import kind_of
 
@@ -59,7 +59,7 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         """Check the types, and turn a schema into a string."""
         if self.json_object is not None:
-            switch("structured_outputs.json_object", self.json_object)
+            check_bool("structured_outputs.json_object", self.json_object)
         given = self._given
         if len(given) != 1:
             limit = f"must have exactly one of {', '.join(f.name for f in fields(self))}"
@@ -178,7 +178,7 @@ class SamplingParams:
         self._check_choice()
         self._check_length()
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
-            switch(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
 
     @property
     def is_greedy(self) -> bool:
@@ -222,17 +222,17 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _check_choice(self) -> None:
-        number("temperature", self.temperature, 0.0, 100.0, "at least 0 (0 is greedy) and at most 100")
-        number("top_p", self.top_p, 0.0, 1.0, "more than 0 and at most 1", low_open=True)
-        whole_number("top_k", self.top_k, -1, limit="a whole number, 0 or -1 for all tokens")
-        number("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
-        number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES, "between 0.01 and 100")
-        number("presence_penalty", self.presence_penalty, -2.0, 2.0, "between -2 and 2")
-        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "between -2 and 2")
+        check_number("temperature", self.temperature, 0.0, 100.0, "at least 0 (0 is greedy) and at most 100")
+        check_number("top_p", self.top_p, 0.0, 1.0, "more than 0 and at most 1", low_open=True)
+        check_int("top_k", self.top_k, -1, limit="a whole number, 0 or -1 for all tokens")
+        check_number("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
+        check_number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES, "between 0.01 and 100")
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0, "between -2 and 2")
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "between -2 and 2")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", [], "at least one token id", "Leave it out to allow all.")
         if self.seed is not None:
-            whole_number("seed", self.seed, 0, MAX_SEED)
+            check_int("seed", self.seed, 0, MAX_SEED)
 
     def _check_first_choice(self, vocab_size: int, ends: set[int], bad: set[int]) -> None:
         """Refuse parameters that leave no first token to sample.
@@ -253,15 +253,15 @@ class SamplingParams:
         raise InvalidParameter(name, getattr(self, name), limit, "Allow one more token.")
 
     def _check_length(self) -> None:
-        whole_number("n", self.n, 1, MAX_N)
+        check_int("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
-            whole_number("max_tokens", self.max_tokens, 1)
-        whole_number("min_tokens", self.min_tokens, 0)
+            check_int("max_tokens", self.max_tokens, 1)
+        check_int("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None:
-                whole_number(name, value, 0)
+                check_int(name, value, 0)
 
 
 def _new(cls: type[_Params], given: Mapping[str, Any], where: str) -> _Params:
@@ -280,7 +280,7 @@ def _texts(name: str, value: object, most: int) -> tuple[str, ...]:
     if len(texts) > most:
         raise InvalidParameter(name, f"{len(texts)} strings", f"at most {most}")
     for text in texts:
-        unicode(name, text)
+        check_unicode(name, text)
     return texts
 
 
@@ -305,8 +305,8 @@ def _bias(value: object) -> dict[int, float]:
     for key, amount in cast(Mapping[Any, Any], given).items():
         # JSON has only text keys, so "42" means token 42.
         token_id: Any = int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key
-        whole_number("logit_bias", token_id, 0, limit="keyed by token ids, whole numbers of at least 0")
-        number("logit_bias", amount, -100.0, 100.0, "between -100 and 100 for each token")
+        check_int("logit_bias", token_id, 0, limit="keyed by token ids, whole numbers of at least 0")
+        check_number("logit_bias", amount, -100.0, 100.0, "between -100 and 100 for each token")
         bias[token_id] = float(amount)
     return bias
 
@@ -344,5 +344,5 @@ def _schema(name: str, given: object) -> str:
 def _num_bytes(name: str, text: object) -> int:
     if not isinstance(text, str):
         raise InvalidParameter(name, text, f"must be a string, not {kind_of(text)}")
-    unicode(name, text)
+    check_unicode(name, text)
     return len(text.encode("utf-8"))

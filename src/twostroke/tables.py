@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-_LONGEST_KEPT_WHOLE = 26
+_MAX_UNWRAPPED = 26
 """Widest cell that stays on one line; columns with wider cells are notes, and wrap between words."""
 
 
@@ -54,7 +54,7 @@ def _width(column: Column) -> int:
 def _least_width(column: Column) -> int:
     """Return the characters that a column needs so that no figure and no word is cut."""
     cells = [_shown(cell) for cell in column.cells]
-    if max(map(cell_len, cells), default=0) > _LONGEST_KEPT_WHOLE:
+    if max(map(cell_len, cells), default=0) > _MAX_UNWRAPPED:
         cells = [word for cell in cells for word in cell.split()]
     return max(map(cell_len, [*cells, *_shown(column.header).split()]), default=0)
 

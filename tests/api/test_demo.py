@@ -83,7 +83,7 @@ def test_a_chat_model_that_is_here_answers_a_question(tmp_path: Path, monkeypatc
     place.parent.mkdir(parents=True)
     shutil.copy(fixture("qwen3-f32"), place)
     os.truncate(place, smollm2.num_bytes)  # one of another size would be fetched again
-    receipt = tmp_path / smollm2.receipt.relative_to(Path.home())
+    receipt = tmp_path / smollm2.checked_file.relative_to(Path.home())
     receipt.write_text(f"{smollm2.sha256} {smollm2.num_bytes} {place.stat().st_mtime_ns}\n", encoding="utf-8")
     with started(tmp_path, monkeypatch) as demo:
         _, _, chat = shown_by(demo).partition("\n> ")

@@ -9,7 +9,7 @@ import pytest
 
 from server_process import ServerProcess
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import FieldStanding, WireObject, standings
+from twostroke.api.protocol.fields import FieldTreatment, WireObject, field_treatments
 from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.api.reference import PAGE, fields_page
 
@@ -144,11 +144,11 @@ ENDPOINTS: Mapping[str, tuple[type[WireObject], Body, Mapping[str, Body]]] = {
 }
 
 
-def cases(standing: FieldStanding) -> list[tuple[str, str]]:
+def cases(standing: FieldTreatment) -> list[tuple[str, str]]:
     return [
         (path, name)
         for path, (kind, _, _) in ENDPOINTS.items()
-        for name, found, _ in standings(kind)
+        for name, found, _ in field_treatments(kind)
         if found is standing
     ]
 
@@ -166,7 +166,7 @@ def answer_of(server: ServerProcess, path: str, body: Body) -> Body:
     return answer
 
 
-@pytest.mark.parametrize(("path", "name"), cases(FieldStanding.ACTS))
+@pytest.mark.parametrize(("path", "name"), cases(FieldTreatment.ACTS))
 def test_it_acts(server: ServerProcess, path: str, name: str) -> None:
     _, body, own = ENDPOINTS[path]
     acting = own.get(name) or SHARED.get(name)
@@ -179,7 +179,7 @@ def test_it_acts(server: ServerProcess, path: str, name: str) -> None:
     assert answer_of(server, path, body | acting) != answer_of(server, path, body | kept)
 
 
-@pytest.mark.parametrize(("path", "name"), cases(FieldStanding.BOOKKEEPING))
+@pytest.mark.parametrize(("path", "name"), cases(FieldTreatment.BOOKKEEPING))
 def test_it_is_bookkeeping(server: ServerProcess, path: str, name: str) -> None:
     _, body, _ = ENDPOINTS[path]
     response = server.post(path, body | {name: BOOKKEEPING[name]})
@@ -187,7 +187,7 @@ def test_it_is_bookkeeping(server: ServerProcess, path: str, name: str) -> None:
     assert answer_of(server, path, body | {name: BOOKKEEPING[name]}) == answer_of(server, path, body)
 
 
-@pytest.mark.parametrize(("path", "name"), cases(FieldStanding.REFUSED))
+@pytest.mark.parametrize(("path", "name"), cases(FieldTreatment.REFUSED))
 def test_it_is_refused_by_name(server: ServerProcess, path: str, name: str) -> None:
     _, body, _ = ENDPOINTS[path]
     response = server.post(path, body | {name: REFUSED[name]})
@@ -263,5 +263,5 @@ def test_the_published_table_is_this_one() -> None:
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_every_field_is_described(path: str) -> None:
     kind, _, _ = ENDPOINTS[path]
-    missing = [name for name, _, description in standings(kind) if not description and name not in ("model",)]
+    missing = [name for name, _, description in field_treatments(kind) if not description and name not in ("model",)]
     assert not missing

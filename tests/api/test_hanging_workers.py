@@ -124,7 +124,7 @@ def test_a_worker_dies_while_the_process_that_forks_is_stopped(undisturbed: Dril
 
 
 def test_a_worker_that_is_stopped_while_it_loads_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_worker, "LOADING_SILENCE_S", 3.0)
+    monkeypatch.setattr(pool_worker, "LOADING_TIMEOUT_S", 3.0)
 
     async def scenario() -> None:
         async with pools(decode=2) as engine:

@@ -11,7 +11,7 @@ from browsing import chromium, opened
 from server_process import ServerProcess
 
 NUM_REQUESTS = 26
-MOST_LANES = 24
+MAX_LANES = 24
 
 
 def test_lanes_say_how_many_there_are_and_tell_their_pieces(
@@ -25,7 +25,7 @@ def test_lanes_say_how_many_there_are_and_tell_their_pieces(
         expect(line).to_contain_text(re.compile(r"No requests in this period|requests are drawn"))
         many = {"prompt": ["def f():"] * NUM_REQUESTS, "max_tokens": 2}
         assert server.post("/v1/completions", many).status_code == 200
-        expect(line).to_contain_text(re.compile(rf"{MOST_LANES} of \d+ requests are drawn"))
+        expect(line).to_contain_text(re.compile(rf"{MAX_LANES} of \d+ requests are drawn"))
         page.locator("#lanes canvas").focus()
         page.keyboard.press("ArrowDown")
         expect(line).to_have_text(re.compile(r".+: (queued|prefill|decode), [\d.]+ ms: .+\."))

@@ -13,7 +13,7 @@ from server_process import ServerProcess
 from twostroke import LLM, SamplingParams
 from twostroke.api.generation import AnswerHead
 from twostroke.api.ollama import Lines, chat_from_ollama
-from twostroke.api.protocol.fields import FieldStanding, WireObject, standings
+from twostroke.api.protocol.fields import FieldTreatment, WireObject, field_treatments
 from twostroke.api.protocol.ollama import (
     OllamaChatRequest,
     OllamaEmbedRequest,
@@ -207,13 +207,13 @@ REFUSED: Mapping[str, Any] = {
 }
 
 
-def names(kind: type[WireObject], standing: FieldStanding) -> set[str]:
-    return {name for name, found, _ in standings(kind) if found is standing}
+def names(kind: type[WireObject], standing: FieldTreatment) -> set[str]:
+    return {name for name, found, _ in field_treatments(kind) if found is standing}
 
 
 def test_the_tables_have_every_option() -> None:
-    assert ACTING.keys() == names(OllamaOptions, FieldStanding.ACTS) - {"num_ctx"}
-    assert REFUSED.keys() == names(OllamaOptions, FieldStanding.REFUSED) | {"num_ctx"}
+    assert ACTING.keys() == names(OllamaOptions, FieldTreatment.ACTS) - {"num_ctx"}
+    assert REFUSED.keys() == names(OllamaOptions, FieldTreatment.REFUSED) | {"num_ctx"}
 
 
 @pytest.mark.parametrize("name", ACTING)
@@ -247,7 +247,7 @@ def test_an_option_is_refused_by_name(server: ServerProcess, name: str) -> None:
 def test_a_field_is_refused_by_name(
     server: ServerProcess, kind: type[WireObject], path: str, body: Body, name: str, value: Any
 ) -> None:
-    assert name in names(kind, FieldStanding.REFUSED)
+    assert name in names(kind, FieldTreatment.REFUSED)
     assert name in ask(server, path, body | {name: value}, status=400)["error"]
 
 
@@ -259,7 +259,7 @@ def test_what_is_wrong_is_told_in_ollama_s_shape(server: ServerProcess) -> None:
     ):
         assert ask(server, "/api/chat", body, status=400).keys() == {"error"}
     assert ask(server, "/api/embed", {"input": []}, status=400).keys() == {"error"}
-    assert not names(OllamaEmbedRequest, FieldStanding.REFUSED)
+    assert not names(OllamaEmbedRequest, FieldTreatment.REFUSED)
 
 
 def test_an_unknown_field_is_named(server: ServerProcess) -> None:

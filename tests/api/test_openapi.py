@@ -22,9 +22,9 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from benchmarks.serving.local_server import LocalServer, Rest, at_rest
+from benchmarks.serving.local_server import IdleState, LocalServer, at_rest
 from server_process import ServerProcess
-from twostroke.api.protocol.fields import FieldStanding, standings
+from twostroke.api.protocol.fields import FieldTreatment, field_treatments
 from twostroke.api.reference import ENDPOINTS
 
 CHECKS = [
@@ -62,7 +62,7 @@ def drilled() -> Iterator[ServerProcess]:
     assert not mistakes, mistakes
 
 
-def left(server: ServerProcess) -> Rest:
+def left(server: ServerProcess) -> IdleState:
     """Return what a server holds at rest, except for open files: connections may be kept."""
     return replace(at_rest(LocalServer(server.url, server.process.pid)), num_open_files=0)
 
@@ -118,8 +118,8 @@ def make_servable(body: Any, path: str) -> None:
     kind = ENDPOINTS.get(f"POST {path}")
     if kind is None or not isinstance(body, dict):
         return
-    for name, standing, _ in standings(kind):
-        if standing is FieldStanding.REFUSED:
+    for name, standing, _ in field_treatments(kind):
+        if standing is FieldTreatment.REFUSED:
             body.pop(name, None)
     for name, most in MOST.items():
         if type(body.get(name)) is int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server_process import ServerProcess
-from twostroke.api.protocol.fields import standings
+from twostroke.api.protocol.fields import field_treatments
 from twostroke.api.reference import ENDPOINTS
 
 MINIMAL: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ OURS = re.compile(r"'[^']*'|\"[^\"]*\"|\{[^}]*\}|OpenAI|SamplingParams\(max_toke
 
 @pytest.mark.parametrize("path", MINIMAL)
 def test_no_field_names_a_class(server: ServerProcess, path: str) -> None:
-    names = [name for name, _, _ in standings(ENDPOINTS[f"POST {path}"])]
+    names = [name for name, _, _ in field_treatments(ENDPOINTS[f"POST {path}"])]
     refusals: dict[str, str] = {}
     for name in names:
         for wrong in WRONG:

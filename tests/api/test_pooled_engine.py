@@ -23,11 +23,11 @@ from twostroke.client.engine_client import EngineState
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.launcher import LocalLauncher
 from twostroke.cluster.pooled_engine import PooledEngine
-from twostroke.cluster.ray_room import Wish, shortage
+from twostroke.cluster.ray_resources import ResourceRequest, shortage
 from twostroke.cluster.routed_placer import LeastBusy
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_messages import HandoverSettings
 from twostroke.errors import InvalidParameter, SetupError, UnknownParameter
 from twostroke.event_codec import PackedEvent, unpack
 from twostroke.events import RequestRouted
@@ -240,7 +240,7 @@ def test_a_prefill_worker_takes_the_streams_of_the_last_decode_worker(undisturbe
 class Unlike(LocalLauncher):
     """Decode processes of the second place compute by other kernels."""
 
-    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
+    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverSettings) -> EngineProcess:
         if name.startswith("decode-1"):
             config = replace(config, load=replace(config.load, kernels="reference"))
         return await super().launch(name, role, config, port)
@@ -358,9 +358,9 @@ class OneProcessor(LocalLauncher):
     """A cluster of one node with one processor, which a decode process takes."""
 
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
-        lack = shortage([{"CPU": 1.0}], sizes, dict.fromkeys(sizes, Wish(1, 1, None, False)), may_share=True)
+        lack = shortage([{"CPU": 1.0}], sizes, dict.fromkeys(sizes, ResourceRequest(1, 1, None, False)), may_share=True)
         if lack is not None:
-            limit = f"asks for {lack.num_wanted} x {lack.wish}; there is room for {lack.num_places}"
+            limit = f"asks for {lack.num_wanted} x {lack.request}; there is room for {lack.num_fitting}"
             raise InvalidParameter(" and ".join(lack.wanted), lack.num_wanted, limit, "Add a node.")
 
 

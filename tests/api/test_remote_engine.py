@@ -350,7 +350,7 @@ def test_one_that_lives_is_never_taken_for_one_that_stands_still() -> None:
 
 
 def test_one_that_is_stopped_while_it_loads_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_worker, "LOADING_SILENCE_S", 0.5)
+    monkeypatch.setattr(pool_worker, "LOADING_TIMEOUT_S", 0.5)
 
     async def main() -> None:
         engine = RemoteEngine(CONFIG, command=(sys.executable, "-c", "import time; time.sleep(1e6)"))
@@ -427,7 +427,7 @@ def test_a_start_that_nobody_waits_for_any_more_ends_at_once(monkeypatch: pytest
     """Loading, a process hears nothing; it has nothing to lose either."""
     deaf = (sys.executable, "-c", "import time; time.sleep(1e6)")
     for module in (engine_process, pool_worker):
-        monkeypatch.setattr(module, "STOP_PATIENCE_S", 1e6)
+        monkeypatch.setattr(module, "STOP_TIMEOUT_S", 1e6)
 
     async def main() -> None:
         engine = RemoteEngine(CONFIG, command=deaf)

@@ -103,7 +103,7 @@ def test_one_that_hangs_is_left_and_its_requests_go_on_elsewhere(
 ) -> None:
     Hanging.is_to_hang.clear()
     Hanging.let_go.clear()
-    launcher = ThreadLauncher(Hanging, step_patience_s=0.5)
+    launcher = ThreadLauncher(Hanging, step_timeout_s=0.5)
     found, engine, causes = answers(PoolConfig(**sizes, **THREADS), launcher, Hanging.is_to_hang.set)
     assert found == undisturbed
     assert engine.dispatcher.num_resumed > 0

@@ -54,7 +54,7 @@ class Asked:
     secret: str
     num_lines: int | None = None
     """Of the stream that it reads before it leaves; None: it stays."""
-    patience_s: float = PATIENCE_S
+    first_token_timeout_s: float = PATIENCE_S
     """How long it waits for anything."""
 
 
@@ -82,7 +82,7 @@ def drawn(random: Random, number: int, beginnings: Sequence[Sequence[int]]) -> A
     if chance < 0.15:
         return Asked(body | {"stream": True, "ignore_eos": True}, secret, num_lines=random.randint(1, 12))
     if chance < 0.25:
-        return Asked(body | {"stream": False}, secret, patience_s=random.uniform(0.01, 0.5))
+        return Asked(body | {"stream": False}, secret, first_token_timeout_s=random.uniform(0.01, 0.5))
     return Asked(body, secret)
 
 
@@ -90,8 +90,8 @@ def ask(server: ServerProcess, asked: Asked) -> None:
     """Send a request on its own connection, which is closed afterwards."""
     headers = {"authorization": f"Bearer {asked.secret}"}
     url = f"{server.url}/v1/completions"
-    is_patient = asked.patience_s == PATIENCE_S
-    timeout = httpx.Timeout(PATIENCE_S, read=asked.patience_s)
+    is_patient = asked.first_token_timeout_s == PATIENCE_S
+    timeout = httpx.Timeout(PATIENCE_S, read=asked.first_token_timeout_s)
     with (
         httpx.Client(headers=headers, timeout=timeout, verify=False) as client,  # to make a TLS context takes 20 ms
         contextlib.nullcontext() if is_patient else contextlib.suppress(httpx.ReadTimeout),
@@ -119,7 +119,7 @@ def test_segments_add_up_to_the_whole_of_every_request(load: tuple[ServerProcess
         assert timeline["e2e_ms"] == max(lane["e2e_ms"] for lane in timeline["lanes"])
         lanes |= {lane["sequence_id"]: lane for lane in timeline["lanes"]}
     stayed = {f"cmpl-{asked.body['request_id']}": asked for asked in plan if asked.num_lines is None}
-    stayed = {name: asked for name, asked in stayed.items() if asked.patience_s == PATIENCE_S}
+    stayed = {name: asked for name, asked in stayed.items() if asked.first_token_timeout_s == PATIENCE_S}
     num_lanes = Counter(name_of(sequence_id) for sequence_id in lanes)
     assert all(num_lanes[name] == asked.body["n"] for name, asked in stayed.items())
 

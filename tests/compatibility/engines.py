@@ -22,9 +22,9 @@ from compatibility.features import (
 )
 from compatibility.models import Models
 from two_pools import Answer, TwoPools
-from twostroke.client.front_desk import TextFrontend
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.submission import Submission
+from twostroke.client.text_frontend import TextFrontend
 from twostroke.cluster.pooled_engine import PooledEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
@@ -46,7 +46,7 @@ USUAL: dict[str, Any] = {
     "block_size": BLOCK_SIZE,
     "num_kv_blocks": 400,
 }
-ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "batching": "continuous"}
+SINGLE_RANK: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "batching": "continuous"}
 """How the engine runs that answers are compared with: a request after the other, each computed from its beginning."""
 BREAK_AFTER = 3
 """Tokens that a stream has when its engine is gone."""
@@ -117,7 +117,7 @@ class Engines:
         key = frozenset(feature.name for feature in chosen)
         if key not in self._references:
             settings = {name: value for feature in chosen for name, value in feature.settings.items()}
-            self._references[key] = self._run_one({**settings, **ALONE}, chosen)
+            self._references[key] = self._run_one({**settings, **SINGLE_RANK}, chosen)
         return self._references[key]
 
     def run(self, pair: Pair) -> Run:

@@ -174,7 +174,7 @@ def test_layers_in_one_call_have_the_bits_of_their_parts(
 ) -> None:
     """The native back end binds the layers of most families whole (csrc/layer.hpp); here none is."""
     found = expected[name]
-    monkeypatch.setattr(native_layer, "whole_layer", _none)
+    monkeypatch.setattr(native_layer, "fused_layer", _none)
     (by_parts,) = answers(model, **FORMATS[name])
     assert by_parts == found
 
@@ -186,13 +186,13 @@ def _none(kernels: Any, parts: LayerParts) -> None:
 
 def test_which_families_have_layers_in_one_call(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[native_layer.NativeLayer | None] = []
-    bind = native_layer.whole_layer
+    bind = native_layer.fused_layer
 
     def noted(kernels: Any, parts: LayerParts) -> native_layer.NativeLayer | None:
         bound.append(bind(kernels, parts))
         return bound[-1]
 
-    monkeypatch.setattr(native_layer, "whole_layer", noted)
+    monkeypatch.setattr(native_layer, "fused_layer", noted)
     answers(model)
     are_all_whole = len(bound) == read_model_config(Path(model)).num_layers and None not in bound
     assert (Path(model).name.rstrip("0") in IN_ONE_CALL) == are_all_whole, bound

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twostroke import LLM, RequestOutput, SamplingParams
 from twostroke.errors import InvalidParameter
-from twostroke.runner.running_ahead import AsyncModelRunner
+from twostroke.runner.async_runner import AsyncModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.sampling.state import SamplingState
 
@@ -58,14 +58,14 @@ def essence(outputs: Sequence[RequestOutput]) -> list[Any]:
 def ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return for each step how many of its tokens the device has to pass on itself."""
     counts: list[int] = []
-    find = AsyncModelRunner._places_handed_on
+    find = AsyncModelRunner._early_token_indices
 
     def counting(self: AsyncModelRunner, *args: Any) -> Any:
         places = find(self, *args)
         counts.append(0 if places is None else int((places >= 0).sum()))
         return places
 
-    monkeypatch.setattr(AsyncModelRunner, "_places_handed_on", counting)
+    monkeypatch.setattr(AsyncModelRunner, "_early_token_indices", counting)
     return counts
 
 

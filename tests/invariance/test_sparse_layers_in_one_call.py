@@ -90,7 +90,7 @@ class Noted:
     """The layers that a back end bound."""
 
     def __init__(self, operators: Operators) -> None:
-        self._bind, self.found = operators.whole_layer, list[FusedLayer | None]()
+        self._bind, self.found = operators.fused_layer, list[FusedLayer | None]()
 
     def __call__(self, parts: LayerParts) -> FusedLayer | None:
         self.found.append(self._bind(parts))
@@ -109,7 +109,7 @@ def test_one_call_has_the_bits_of_the_parts(family: str, name: str, dtype: torch
         noted = Noted(operators)
         in_one_call, by_parts = (
             states(Sparse(config, given, Placement(of, dtype, torch.device("cpu"), 128)))
-            for of in (replace(operators, whole_layer=noted), replace(operators, whole_layer=no_fused_layer))
+            for of in (replace(operators, fused_layer=noted), replace(operators, fused_layer=no_fused_layer))
         )
         assert len(noted.found) == config.num_layers, noted.found
         assert None not in noted.found, (level, noted.found)

@@ -16,7 +16,7 @@ from oracle import naive_model
 from oracle.mxfp4 import write_mxfp4
 from rank_threads import ranks_are_threads
 from twostroke import LLM, SamplingParams
-from twostroke.communicator.interface import Communicator, Watching
+from twostroke.communicator.interface import Communicator, WatchedCommunicator
 from twostroke.communicator.process_group import process_group
 from twostroke.config.load import LoadConfig
 from twostroke.errors import InvalidParameter
@@ -222,7 +222,7 @@ def test_a_process_group_as_between_gpus(
     """The communicator that NCCL serves behind; here gloo does."""
     kinds: list[str] = []
 
-    def on_device(communicator: Watching, load: LoadConfig) -> Communicator:
+    def on_device(communicator: WatchedCommunicator, load: LoadConfig) -> Communicator:
         kinds.append(load.device)
         return process_group(communicator, load.device)
 

@@ -62,7 +62,7 @@ class NaiveBlockPool:
             self.blocks[block_id].key = key
             self.evicted = [other for other in self.evicted[-len(self.blocks) :] if other != key]
 
-    def forget_names(self) -> None:
+    def forget_hashes(self) -> None:
         """Remove the names of all blocks."""
         for block in self.blocks:
             block.key = None

@@ -59,10 +59,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.naive.free(block_id)
 
     @rule()
-    def forget_names(self) -> None:
+    def forget_hashes(self) -> None:
         """Reset the prefix cache as an administrator."""
-        self.pool.forget_names()
-        self.naive.forget_names()
+        self.pool.forget_hashes()
+        self.naive.forget_hashes()
 
     @precondition(lambda self: hasattr(self, "pool") and self.pool.num_free_blocks)
     @rule(data=st.data())

@@ -136,7 +136,7 @@ def test_rows_ahead_of_drafts_equal_rows_after_them() -> None:
     sampler = Sampler(50)
     drafts = [7, 1, 1, 0]
     before = [state_of(r, 50) for r in rows]
-    ahead = [state.ahead(drafts) for state in before]
+    ahead = [state.after_tokens(drafts) for state in before]
     after = [state_of(naive.NaiveRequest(**{**vars(r), "output": [*r.output, *drafts]}), 50) for r in rows]
     assert torch.equal(sampler.sample(logits, ahead).token_ids, sampler.sample(logits, after).token_ids)
     untouched = sampler.sample(logits, before).token_ids

@@ -13,7 +13,7 @@ from tiers import examples
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import StoppingStream
 from twostroke.client.stop_strings import StopStrings
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.outputs import RequestTimes
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -131,7 +131,7 @@ def test_streams_equal_the_oracle(data: st.DataObject, kind: str, include: bool,
     chunks = list(text_fakes.chunked(ids, sizes))
     for number, chunk in enumerate(chunks, start=1):
         finish = FinishReason.LENGTH if number == len(chunks) else None
-        stream.push(TokenUpdate("s", float(number), tuple(chunk), news=SequenceNews(finish_reason=finish)))
+        stream.push(TokenUpdate("s", float(number), tuple(chunk), status=SequenceStatus(finish_reason=finish)))
         deltas.append(stream.take_delta().text)
         assert not any(stop in "".join(deltas) for stop in params.stop) or include or min_tokens
         if stream.finish_reason is not None:

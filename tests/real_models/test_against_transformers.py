@@ -63,7 +63,7 @@ def transformers_model(config: ModelConfig, weights: GGUFWeights) -> Any:
     theirs._attn_implementation = "eager"
     model = getattr(transformers, config.architecture)(theirs).eval()
     tensors = {
-        name: weights.read(name, torch.float32) if len(stored.shape) == 1 else weights.read_numbers(name)
+        name: weights.read(name, torch.float32) if len(stored.shape) == 1 else weights.read_float32(name)
         for name, stored in weights.weights.items()
     }
     missing, unexpected = model.load_state_dict(tensors, strict=False)

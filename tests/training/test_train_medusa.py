@@ -104,7 +104,7 @@ def test_portions_of_the_vocabulary_have_the_gradient_of_the_whole(
     token_ids = read_tokens(text, files.tokenizer())
     gradients = []
     for most in (1 << 24, 320 * 7):
-        monkeypatch.setattr("twostroke.train.medusa._MOST_LOGITS", most)
+        monkeypatch.setattr("twostroke.train.medusa._MAX_LOGITS", most)
         training = MedusaTraining(backbone, Windows(token_ids, 32, 0), OPTIONS)
         losses = training._backward(backbone.states(training.windows.next(2)))
         gradients.append([p.grad for p in training.heads.parameters()] + [losses])

@@ -14,7 +14,7 @@ from twostroke.config.kv_format import is_quantized
 from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.cuda import attention as cuda_attention
 from twostroke.kernels.cuda.attention import TritonAttention
-from twostroke.kernels.cuda.attention_plan import Cut
+from twostroke.kernels.cuda.attention_plan import TileSizes
 from twostroke.kernels.dispatch import operators_for
 from twostroke.kernels.interface import QKNormRope
 from twostroke.kernels.reference.kv_codec import decode, encode
@@ -55,12 +55,12 @@ TOLERANCE = {
 def small_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return a cut with short segments, since long ones take too long in the interpreter. Tiles are as high as on a
     card."""
-    monkeypatch.setattr(cuda_attention, "CUT", Cut(chunk=32, segment=64))
+    monkeypatch.setattr(cuda_attention, "TILE_SIZES", TileSizes(chunk=32, segment=64))
 
 
 def cut_for(num_processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Return a cut: with one processor contexts are folded in one piece, with a thousand at every segment."""
-    monkeypatch.setattr(cuda_attention, "processors_of", lambda device: num_processors)
+    monkeypatch.setattr(cuda_attention, "num_multiprocessors", lambda device: num_processors)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -233,7 +233,7 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has
 
     separate, fused = Pool(shape, [turned.cpu()]), Pool(shape, [qkv])
     separate.step([(0, num_tokens)])
-    fused.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight if has_norm else None, 1e-6, mean))
+    fused.step([(0, num_tokens)], qk_norm_rope=QKNormRope(cos, signed_sin, weight if has_norm else None, 1e-6, mean))
     if has_norm:
         torch.testing.assert_close(fused.results()[0], separate.results()[0], **TOLERANCE[shape.dtype])
     else:
@@ -242,14 +242,16 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(name: str, has
     written = fused.storage.clone()
     fused.done, fused.requests = [0], [qkv[:, : shape.num_heads].clone()]  # a layer that reads what this one wrote
     weight_of_q = weight[: shape.num_heads].contiguous() if has_norm else None
-    fused.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight_of_q, 1e-6))
+    fused.step([(0, num_tokens)], qk_norm_rope=QKNormRope(cos, signed_sin, weight_of_q, 1e-6))
     fused.outputs[0], (again,) = fused.outputs[0][:1], fused.outputs[0][1:]
     assert torch.equal(again, fused.results()[0])
     assert torch.equal(fused.storage, written)
     one_by_one = Pool(shape, [qkv])
     for i in range(num_tokens):
         at = slice(i, i + 1)
-        turn = QKNormRope(cos[at].contiguous(), signed_sin[at].contiguous(), weight if has_norm else None, 1e-6, mean)
-        one_by_one.step([(0, 1)], turn=turn)
+        qk_norm_rope = QKNormRope(
+            cos[at].contiguous(), signed_sin[at].contiguous(), weight if has_norm else None, 1e-6, mean
+        )
+        one_by_one.step([(0, 1)], qk_norm_rope=qk_norm_rope)
     assert torch.equal(torch.cat([one_by_one.results()[0]]), fused.results()[0])
     assert torch.equal(one_by_one.storage, fused.storage)

@@ -19,7 +19,7 @@ PROGRAMS = {
     "draw_in_slices": 1,
     "fold_parts": 4,
     "multiply": 7,
-    "multiply_described": 2,
+    "multiply_by_tma": 2,
     "multiply_experts": 4,
     "multiply_floats": 5,
     "norm_rows": 3,

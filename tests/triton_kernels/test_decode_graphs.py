@@ -13,7 +13,7 @@ from strict_recorder import StrictRecorder
 from triton_device import device
 from twostroke import LLM, SamplingParams
 from twostroke.kernels.cuda import attention as cuda_attention
-from twostroke.kernels.cuda.attention_plan import Cut
+from twostroke.kernels.cuda.attention_plan import TileSizes
 from twostroke.runner import decode_graphs
 from twostroke.startup import loading
 
@@ -30,7 +30,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StrictRecorder:
     strict = StrictRecorder()
     monkeypatch.setattr(loading, "_recorder", lambda device: strict)
     monkeypatch.setattr(decode_graphs, "PART_ROWS", 8)
-    monkeypatch.setattr(cuda_attention, "CUT", Cut(tile_rows=16, chunk=8, segment=16))
+    monkeypatch.setattr(cuda_attention, "TILE_SIZES", TileSizes(tile_rows=16, chunk=8, segment=16))
     return strict
 
 
@@ -57,7 +57,7 @@ def test_tokens_are_those_without(
     random_models: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_attention, "processors_of", lambda device: 1000 if is_split else 1)
+    monkeypatch.setattr(cuda_attention, "num_multiprocessors", lambda device: 1000 if is_split else 1)
     model = random_models[name]
     with monkeypatch.context() as without:
         without.setattr(loading, "_recorder", lambda device: None)
@@ -76,7 +76,7 @@ def test_steps_with_prompts_are_recorded_as_well(
     recorder: StrictRecorder, random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of prompts beside decodes, in passes of a fixed size; a step that is larger is launched."""
-    monkeypatch.setattr(decode_graphs, "_MIXED_EVERY", 8)
+    monkeypatch.setattr(decode_graphs, "_MIXED_BUCKET_STEP", 8)
     model, settings = random_models["mistral"], {"max_num_batched_tokens": 10, "max_num_seqs": 3}
     with monkeypatch.context() as without:
         without.setattr(loading, "_recorder", lambda device: None)
@@ -102,7 +102,7 @@ def test_steps_with_prompts_are_recorded_as_well(
 def test_steps_that_need_more_than_a_pass_has_run_without(
     recorder: StrictRecorder, random_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_attention, "processors_of", lambda device: 1000)
+    monkeypatch.setattr(cuda_attention, "num_multiprocessors", lambda device: 1000)
     monkeypatch.setattr(decode_graphs, "PART_ROWS", 1)
     model = random_models["qwen3"]
     with LLM(str(model), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:
@@ -133,14 +133,14 @@ def test_an_empty_plan_writes_nothing(random_models: dict[str, Path], monkeypatc
     """Recording a pass runs it, while others' KV is in the memory."""
     seen: list[bool] = []
 
-    class Watching(StrictRecorder):
+    class WatchedCommunicator(StrictRecorder):
         def record(self, work: Any) -> Any:
             before = runner().kv.tensor.clone()
             recording = super().record(work)
             seen.append(torch.equal(before, runner().kv.tensor))
             return recording
 
-    strict = Watching()
+    strict = WatchedCommunicator()
     monkeypatch.setattr(loading, "_recorder", lambda device: strict)
     with LLM(str(random_models["qwen3"]), kernels="triton", threads=1, num_kv_blocks=24, max_model_len=40) as llm:
 

@@ -40,7 +40,7 @@ WAYS = {
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return how a product is cut, from its rows and the size of the card."""
-    monkeypatch.setattr(float_linear, "processors_of", lambda device: WAYS[request.param][0])
+    monkeypatch.setattr(float_linear, "num_multiprocessors", lambda device: WAYS[request.param][0])
     return request.param
 
 
@@ -72,7 +72,7 @@ def test_a_row_is_the_same_alone_and_among_any_others_however_the_product_is_cut
     monkeypatch.setattr(float_linear, "_BAND", 2)
     found = []
     for processors in (1, 5, 1000):
-        monkeypatch.setattr(float_linear, "processors_of", lambda device, processors=processors: processors)
+        monkeypatch.setattr(float_linear, "num_multiprocessors", lambda device, processors=processors: processors)
         packed = linear.pack_linear(weight, bias)
         assert isinstance(packed, float_linear.FloatLinear)
         found.append(packed(x))
@@ -105,12 +105,12 @@ def test_every_way_is_taken(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_copy_engine_gives_the_bits_of_low_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the borders of tiles, with bias and residual; rows that it cannot read go another way."""
-    monkeypatch.setattr(float_linear, "processors_of", lambda device: 1)
-    monkeypatch.setattr(float_linear, "has_copy_engine", lambda device: True)
+    monkeypatch.setattr(float_linear, "num_multiprocessors", lambda device: 1)
+    monkeypatch.setattr(float_linear, "has_tma", lambda device: True)
     # in the interpreter, each product adds up a span by itself
-    monkeypatch.setattr(float_linear, "_DESCRIBED_SPAN", 64)
+    monkeypatch.setattr(float_linear, "_TMA_SPAN", 64)
     described = 0
-    made = float_linear.described
+    made = float_linear.as_tensor_descriptor
 
     def counted(matrix: torch.Tensor, block: tuple[int, int]) -> Any:
         nonlocal described
@@ -119,7 +119,7 @@ def test_the_copy_engine_gives_the_bits_of_low_tiles(monkeypatch: pytest.MonkeyP
 
     dtype = torch.bfloat16
     packed = linear.pack_linear(weight_of(k=500, dtype=dtype), None)
-    monkeypatch.setattr(float_linear, "described", counted)
+    monkeypatch.setattr(float_linear, "as_tensor_descriptor", counted)
     packed(numbers(70, 500, seed=3, dtype=dtype))  # inputs of no whole vectors
     assert not described
     packed = linear.pack_linear(weight_of(k=1024, dtype=dtype), torch.linspace(-1, 1, N, device=DEVICE, dtype=dtype))

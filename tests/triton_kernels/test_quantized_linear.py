@@ -87,9 +87,9 @@ def test_a_streamed_weight_is_packed_piece_by_piece(monkeypatch: pytest.MonkeyPa
 
     def rows(begin: int, end: int) -> QuantizedWeight:
         asked.append((begin, end))
-        return weight.of_rows(slice(begin, end))
+        return weight.select_rows(slice(begin, end))
 
-    monkeypatch.setattr(linear, "_AT_ONCE", 30 * K)
+    monkeypatch.setattr(linear, "_NUMBERS_PER_CHUNK", 30 * K)
     found, x = linear.pack_linear(StreamedWeight((N, K), torch.float32, rows), None), inputs(2)
     assert torch.equal(found(x), linear.pack_linear(weight, None)(x))
     assert asked == [(0, 1), (0, 30), (30, 60), (60, 70)]

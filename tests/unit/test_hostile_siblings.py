@@ -26,7 +26,7 @@ from twostroke.model.checkpoint import Checkpoint
 from twostroke.startup.assembly import build_engine
 from twostroke.tokenizer.tokenizer import Tokenizer
 
-MOST_S = 10.0
+MAX_S = 10.0
 """Of one file, on a machine that is busy; the benchmark holds 2 s."""
 MOST_BYTES = 500 * 10**6
 ONE_TENSOR = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
@@ -42,7 +42,7 @@ def refused(read: Callable[[], object]) -> str:
     begun_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TwostrokeError) as told:
         read()
-    assert time.monotonic() - begun_s < MOST_S
+    assert time.monotonic() - begun_s < MAX_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES
     assert len(str(told.value)) < 4000, "no file is sent back"
     return str(told.value)
@@ -53,7 +53,7 @@ def ended(read: Callable[[], object]) -> None:
     begun_s = time.monotonic()
     outcome = outcome_of(lambda _: read(), Path())
     assert not outcome.startswith("!"), outcome
-    assert time.monotonic() - begun_s < MOST_S
+    assert time.monotonic() - begun_s < MAX_S
 
 
 def safetensors(folder: Path, header: Any, data: bytes = bytes(64), size: int | None = None) -> Callable[[], object]:

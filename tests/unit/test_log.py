@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from twostroke.log import Sparingly
+from twostroke.log import RateLimitFilter
 
 
-def passed(sparingly: Sparingly, time_s: float, message: str, *arguments: object, level: int = logging.WARNING) -> str:
+def passed(
+    sparingly: RateLimitFilter, time_s: float, message: str, *arguments: object, level: int = logging.WARNING
+) -> str:
     """Return what is written of a line that is logged at that time; empty if it is held back."""
     record = logging.LogRecord("server", level, __file__, 1, message, arguments, None)
     record.created = time_s
@@ -15,7 +17,7 @@ def passed(sparingly: Sparingly, time_s: float, message: str, *arguments: object
 
 
 def test_a_message_passes_once_in_a_while_and_says_how_many_did_not() -> None:
-    sparingly = Sparingly(every_s=1.0)
+    sparingly = RateLimitFilter(every_s=1.0)
     assert passed(sparingly, 10.0, "bad %s", "one") == "bad one"
     assert [passed(sparingly, 10.0 + i / 2000, "bad %s", i) for i in range(1999)] == [""] * 1999
     assert passed(sparingly, 10.9, "other") == "other"
@@ -25,12 +27,12 @@ def test_a_message_passes_once_in_a_while_and_says_how_many_did_not() -> None:
 
 
 def test_what_is_ours_always_passes() -> None:
-    sparingly = Sparingly()
+    sparingly = RateLimitFilter()
     assert [passed(sparingly, 10.0, "broken", level=logging.ERROR) for _ in range(3)] == ["broken"] * 3
 
 
 def test_many_messages_are_not_kept_for_ever() -> None:
-    sparingly = Sparingly()
+    sparingly = RateLimitFilter()
     for number in range(1000):
         assert passed(sparingly, 10.0, f"message {number}")
         assert not passed(sparingly, 10.0, f"message {number}")

@@ -14,7 +14,7 @@ from pool_log import PoolLog, died_and_resumed
 from twostroke import event_codec
 from twostroke.api.admission import QueueLimits, RequestCost, check_overload
 from twostroke.client.load import EngineLoad, LoadMeter
-from twostroke.event_codec import Unread, pack
+from twostroke.event_codec import LazyEvents, pack
 from twostroke.events import EngineLost, Event, RequestArrived
 from twostroke.live.state import LiveState
 from twostroke.metrics.engine_metrics import FleetMetrics
@@ -49,7 +49,7 @@ class Server:
             self.num_read += 1
             self.live.observe(event, metrics.observe(event))
 
-        self.unread: Unread[Event] = Unread(fold)
+        self.unread: LazyEvents[Event] = LazyEvents(fold)
 
     def shown(self) -> tuple[bytes, dict[str, Any]]:
         self.unread.catch_up()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from training.companions.target import Seen, Target
+from training.companions.target import Target, TargetStates
 from training.export import hf_config
 from training.model import LlamaModel, ModelConfig
 from twostroke.train.medusa_heads import soft_cross_entropy
@@ -45,7 +45,7 @@ class Draft(nn.Module):
         draft.llama.load_state_dict(load_file(folder / "model.safetensors"))
         return draft
 
-    def losses(self, seen: Seen, following: Tensor) -> Tensor:
+    def losses(self, seen: TargetStates, following: Tensor) -> Tensor:
         """Return the loss [1]: cross-entropy to the target's softmax and, in part, to the following tokens [B, T]."""
         logits = self.llama(seen.tokens, seen.logits.dtype)
         truth = F.cross_entropy(logits.float().flatten(0, 1), following.flatten())

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from training.companions.target import Seen, Target
+from training.companions.target import Target, TargetStates
 from training.model import MLP, CastLinear, ModelConfig, RMSNorm, rope_tables, rotate
 from twostroke.train.medusa_heads import soft_cross_entropy
 
@@ -169,7 +169,7 @@ class Eagle(nn.Module):
             found.append(self.eagle.norm(h))
         return found
 
-    def losses(self, seen: Seen, following: Tensor) -> Tensor:
+    def losses(self, seen: TargetStates, following: Tensor) -> Tensor:
         """Return the losses [steps]: cross-entropy of each step to the target's softmax over the draft vocabulary."""
         steps = len(self.weights)
         length = seen.tokens.shape[1] - steps

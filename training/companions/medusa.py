@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from training.companions.target import Seen, Target
+from training.companions.target import Target, TargetStates
 from twostroke.train.medusa_heads import WEIGHTS_NAME, MedusaConfig, TrainableHeads, medusa_losses, save_heads
 
 
@@ -33,7 +33,7 @@ class Medusa(nn.Module):
         medusa.heads.load_published(load_file(folder / WEIGHTS_NAME))
         return medusa
 
-    def losses(self, seen: Seen, following: Tensor) -> Tensor:
+    def losses(self, seen: TargetStates, following: Tensor) -> Tensor:
         """Return the losses [heads]: head i at p against the target's softmax at p + 1 + i, both for the token at p + 2
         + i."""
         return torch.stack(medusa_losses(self.heads, self.output, seen.normed, seen.logits))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from training.companions.target import Seen, Target
+from training.companions.target import Target, TargetStates
 from training.optimiser import MuonAdam
 from training.train import Progress, Sampler, Tokens, TrainConfig, config_to_dict
 
@@ -24,7 +24,7 @@ class Companion(Protocol):
     weights: tuple[float, ...]
     """Weights of the losses, one for each position that it is trained to draft."""
 
-    def losses(self, seen: Seen, following: Tensor) -> Tensor:
+    def losses(self, seen: TargetStates, following: Tensor) -> Tensor:
         """Return one loss per weight, from the target's states and the token after each position [B, T]."""
         ...
 

@@ -17,7 +17,7 @@ from training.model import LlamaModel
 
 
 @dataclass(frozen=True)
-class Seen:
+class TargetStates:
     """The target's states over ``tokens`` [B, T], from which a companion learns."""
 
     tokens: Tensor
@@ -57,9 +57,9 @@ class Target:
         return self.model.model.embed_tokens.weight
 
     @torch.no_grad()
-    def see(self, tokens: Tensor) -> Seen:
+    def see(self, tokens: Tensor) -> TargetStates:
         """Run the target over tokens [B, T]."""
-        return Seen(tokens, *self._run(tokens))
+        return TargetStates(tokens, *self._run(tokens))
 
 
 def load_target(folder: Path, dtype: torch.dtype, compiled: bool = False) -> Target:

@@ -73,7 +73,7 @@ class TokenBucket:
         return min(most, self._level + (now_s - self._at_s) * most / SECONDS_PER_MINUTE)
 
 
-class Quotas:
+class TokenQuotas:
     """Token buckets, one per tenant, all of one size.
 
     Args:
@@ -109,7 +109,7 @@ TOKEN_BYTES = 8
 LOGPROB_BYTES = 96
 """Approximate bytes of one log-probability in an answer, as JSON: the token, its bytes and the number."""
 MIN_RETRY_S = 1.0
-HEADROOM = 0.75
+MAX_WAIT_FRACTION = 0.75
 """Fraction of the longest wait (the server's or the caller's) up to which a predicted wait is admitted.
 
 A request that does wait longer than the limit is dropped, which is worse than an immediate refusal.
@@ -232,15 +232,15 @@ def check_overload(load: EngineLoad, limits: QueueLimits, cost: RequestCost, dea
         if total > limit and own > limit * share:
             reason = f"the queue is full: with this request {total} {flag}; the limit is {limit} (--max-queued-{flag})"
             raise _overloaded(reason, drains_s * cost.num_sequences)
-    if wait_s > HEADROOM * limits.max_queue_wait_s:
-        limit = f"{HEADROOM:.0%} of {limits.max_queue_wait_s:g} s (--max-queue-wait-s)"
+    if wait_s > MAX_WAIT_FRACTION * limits.max_queue_wait_s:
+        limit = f"{MAX_WAIT_FRACTION:.0%} of {limits.max_queue_wait_s:g} s (--max-queue-wait-s)"
         reason = f"this request would wait about {wait_s:.1f} s; the limit is {limit}"
-        raise _overloaded(reason, wait_s - HEADROOM * limits.max_queue_wait_s)
+        raise _overloaded(reason, wait_s - MAX_WAIT_FRACTION * limits.max_queue_wait_s)
     ttft_s = wait_s + cost.num_prompt_tokens * load.prefill_s_per_token + load.step_s
-    if deadline_s is not None and ttft_s > HEADROOM * deadline_s:
-        limit = f"{HEADROOM:.0%} of its timeout of {deadline_s:g} s"
+    if deadline_s is not None and ttft_s > MAX_WAIT_FRACTION * deadline_s:
+        limit = f"{MAX_WAIT_FRACTION:.0%} of its timeout of {deadline_s:g} s"
         reason = f"its first token would come after about {ttft_s:.1f} s; the limit is {limit}"
-        raise _overloaded(reason, ttft_s - HEADROOM * deadline_s)
+        raise _overloaded(reason, ttft_s - MAX_WAIT_FRACTION * deadline_s)
 
 
 def _overloaded(reason: str, retry_after_s: float) -> Overloaded:
@@ -275,18 +275,18 @@ class QueueAdmission:
             config.max_queued_requests, config.max_queued_tokens, config.max_queue_wait_s, config.max_answer_bytes
         )
         self._max_parameter_items = config.max_parameter_items
-        self._quotas = None if config.tokens_per_minute is None else Quotas(config.tokens_per_minute)
+        self._quotas = None if config.tokens_per_minute is None else TokenQuotas(config.tokens_per_minute)
         self._separates_caches = bool(config.api_key) and not config.share_prefix_cache
         self._num_preparing = 0
 
-    def check(self, tenant: str, patience_s: float | None) -> None:
+    def check(self, tenant: str, first_token_timeout_s: float | None) -> None:
         """Refuse a request of which only the tenant and timeout are known.
 
         Raises:
             HTTPError: 429, the tenant has used up its tokens.
             Overloaded: the queue is full, or the request would wait too long.
         """
-        if not self._num_preparing and self._has_room(patience_s):
+        if not self._num_preparing and self._has_room(first_token_timeout_s):
             return
         load, num_preparing = self._engine.load(tenant), self._num_preparing
         if num_preparing:
@@ -299,7 +299,7 @@ class QueueAdmission:
             wait_s = self._quotas.wait_s(tenant, load.num_own_generated, self._engine.now_s())
             if wait_s > 0:
                 raise _quota_exceeded(wait_s)
-        check_overload(load, self._limits, UNKNOWN_COST, patience_s)
+        check_overload(load, self._limits, UNKNOWN_COST, first_token_timeout_s)
 
     def check_items(self, request: SamplingFields) -> None:
         """Refuse parameters so long that reading them would delay other requests.
@@ -325,7 +325,12 @@ class QueueAdmission:
             self._num_preparing -= 1
 
     def admit(
-        self, prompts: Sequence[PromptInput], tenant: str, patience_s: float | None, *, background: bool = False
+        self,
+        prompts: Sequence[PromptInput],
+        tenant: str,
+        first_token_timeout_s: float | None,
+        *,
+        background: bool = False,
     ) -> None:
         """Refuse a request that is too large, either now or for any queue.
 
@@ -337,22 +342,22 @@ class QueueAdmission:
         """
         cost = cost_of(prompts)
         cost.check_fits_empty_queue(self._limits)
-        if self._has_room(patience_s):
+        if self._has_room(first_token_timeout_s):
             return
         if background:
             limits = dataclasses.replace(self._limits, max_queue_wait_s=math.inf)
-            check_overload(self._engine.load(tenant, background=True), limits, cost, patience_s)
+            check_overload(self._engine.load(tenant, background=True), limits, cost, first_token_timeout_s)
         else:
-            check_overload(self._engine.load(tenant), self._limits, cost, patience_s)
+            check_overload(self._engine.load(tenant), self._limits, cost, first_token_timeout_s)
         if self._quotas is not None:
             self._quotas.pay(tenant, cost.num_prompt_tokens, self._engine.now_s())
 
-    def max_wait_s(self, patience_s: float | None, *, background: bool = False) -> float | None:
+    def max_wait_s(self, first_token_timeout_s: float | None, *, background: bool = False) -> float | None:
         """Return the seconds that a request may wait before it runs; None if there is no limit."""
         if background:
-            return patience_s
+            return first_token_timeout_s
         longest = self._limits.max_queue_wait_s
-        return longest if patience_s is None else min(longest, patience_s)
+        return longest if first_token_timeout_s is None else min(longest, first_token_timeout_s)
 
     def cache_salt(self, tenant: str, given: str | None) -> str | None:
         """Return the salt of a tenant's cached prefixes.
@@ -362,15 +367,15 @@ class QueueAdmission:
         # names of tenants contain no colon
         return f"{tenant}:{given or ''}" if self._separates_caches else given
 
-    def _has_room(self, patience_s: float | None) -> bool:
+    def _has_room(self, first_token_timeout_s: float | None) -> bool:
         """Return whether any request is admitted without an estimate, because the engine is idle.
 
         Estimates matter only with a caller's timeout or a quota, and computing them folds the engine's events.
         """
-        return self._engine.is_idle and patience_s is None and self._quotas is None
+        return self._engine.is_idle and first_token_timeout_s is None and self._quotas is None
 
 
-def patience_s(headers: Mapping[str, str]) -> float | None:
+def first_token_timeout_s(headers: Mapping[str, str]) -> float | None:
     """Return the caller's limit on time to first token in seconds, if the request has one.
 
     Raises:

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twostroke.api.generation import Abandoned, AnswerGeneration, Caller
+from twostroke.api.generation import AnswerGeneration, Caller, ClientDisconnected
 from twostroke.api.http_errors import error_body
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
@@ -77,7 +77,7 @@ class EventTemplate:
         return filled
 
 
-Later = Callable[[], bytes]
+DeferredEvents = Callable[[], bytes]
 """Function that makes events which take long to write."""
 
 
@@ -97,7 +97,7 @@ class StreamedCall(Closable, Protocol):
         """Source of the call's outputs."""
         ...
 
-    def events(self, number: int, output: RequestOutput) -> bytes | Later:
+    def events(self, number: int, output: RequestOutput) -> bytes | DeferredEvents:
         """Return the events for an output of the number-th prompt; possibly empty.
 
         If writing them takes long, return a function instead. A thread runs it before the next output is passed on.
@@ -172,11 +172,11 @@ class EventResponse(Response):
         """Whether the response head has been written."""
         self._has_all = False
         """Whether the last event has been made."""
-        self._send: Send = _nowhere
+        self._send: Send = _discard
         """ASGI send through the middlewares, which need to see the head."""
         self._write_now: WriteNow = _cannot_write
         self._may_begin: Callable[[], bool] = _never
-        self._awake: asyncio.Future[bytes | Later] | None = None
+        self._awake: asyncio.Future[bytes | DeferredEvents] | None = None
         """Future that wakes the writing task; None while the task is awake."""
         self.background = None
         self.status_code = 200
@@ -199,12 +199,12 @@ class EventResponse(Response):
             # Waking a task resumes every coroutine on its stack. None of the twenty between the server and this one is
             # needed for an event, so a new task with a short stack writes the events.
             await asyncio.create_task(self._write_on(write))
-        except Abandoned:
+        except ClientDisconnected:
             return
         finally:
             watch.cancel()
             self._call.close()
-            self._send = _nowhere  # drop the reference to this scope
+            self._send = _discard  # drop the reference to this scope
 
     async def _write_on(self, write: Send) -> None:
         """Write events to the end of the stream. Sleep while `_write_output` can write outputs immediately."""
@@ -218,13 +218,15 @@ class EventResponse(Response):
                     await write({"type": "http.response.body", "body": events, "more_body": True})
                 if self._has_all:
                     break
-                events = await _made(self._events_of(self._generation.take()))  # outputs that arrived meanwhile
+                events = await _resolve_events(
+                    self._events_of(self._generation.take())
+                )  # outputs that arrived meanwhile
                 if not events and not self._has_all:
                     self._awake = asyncio.get_running_loop().create_future()
                     woken_by = await self._awake
                     self._awake = None
-                    events = await _made(woken_by)
-        except Abandoned:
+                    events = await _resolve_events(woken_by)
+        except ClientDisconnected:
             return
         except Exception as error:
             if not self._has_begun:
@@ -271,7 +273,7 @@ class EventResponse(Response):
         if self._awake is not None and not self._awake.done():
             self._awake.set_result(b"")
 
-    def _events_of(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes | Later:
+    def _events_of(self, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes | DeferredEvents:
         events: list[bytes] = []
         for position, (number, output) in enumerate(outputs, start=1):
             made = self._call.events(number, output)
@@ -283,7 +285,9 @@ class EventResponse(Response):
             events.append(self._call.last_events())
         return b"".join(events)
 
-    def _deferred_events(self, before: list[bytes], late: Later, outputs: Sequence[tuple[int, RequestOutput]]) -> bytes:
+    def _deferred_events(
+        self, before: list[bytes], late: DeferredEvents, outputs: Sequence[tuple[int, RequestOutput]]
+    ) -> bytes:
         """Make events in order, in a thread. No other part of this answer is written meanwhile."""
         events = [*before, late()]
         rest = self._events_of(outputs)
@@ -304,12 +308,12 @@ def _run_at_once(coroutine: Coroutine[Any, Any, None]) -> None:
     raise AssertionError("a middleware waits before it sends the head of a stream")
 
 
-async def _made(events: bytes | Later) -> bytes:
+async def _resolve_events(events: bytes | DeferredEvents) -> bytes:
     """Return the events; a thread makes them first if that takes long."""
     return events if isinstance(events, bytes) else await asyncio.to_thread(events)
 
 
-async def _nowhere(_: Message) -> None:
+async def _discard(_: Message) -> None:
     """Do nothing: the send function before and after a response."""
 
 
@@ -353,7 +357,7 @@ async def respond_whole(call: WholeCall, request: Request, headers: Mapping[str,
     watch = asyncio.ensure_future(close_on_disconnect(request.receive, call))
     try:
         return json_response(await call.answer(), headers)
-    except Abandoned:
+    except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         watch.cancel()

@@ -34,15 +34,15 @@ CLOSE = {"connection": "close"}
 class _Body:
     """Body that has not arrived completely."""
 
-    patience: asyncio.Timeout
+    timeout: asyncio.Timeout
     num_bytes: int = 0
     is_given_up: bool = False
 
     def give_up(self) -> None:
         """Wake the reader, which then answers 503."""
         self.is_given_up = True
-        if not self.patience.expired():
-            self.patience.reschedule(asyncio.get_running_loop().time())
+        if not self.timeout.expired():
+            self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class UnfinishedBodies:
@@ -59,9 +59,9 @@ class UnfinishedBodies:
         self._bodies: dict[_Body, None] = {}
         """Bodies in order of arrival."""
 
-    def begin(self, patience: asyncio.Timeout) -> _Body:
-        """Add a body; `patience` is the timeout of its reading."""
-        body = _Body(patience)
+    def begin(self, timeout: asyncio.Timeout) -> _Body:
+        """Add a body; `timeout` is the timeout of its reading."""
+        body = _Body(timeout)
         self._bodies[body] = None
         return body
 
@@ -111,7 +111,7 @@ class BodyReader:
         body: _Body | None = None
         content = bytearray()
         try:
-            async with asyncio.timeout(self._timeout_s) as patience:
+            async with asyncio.timeout(self._timeout_s) as timeout:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":  # an incomplete body may still parse, so refuse it
@@ -124,7 +124,7 @@ class BodyReader:
                             return chunk
                         content += chunk
                         return bytes(content)
-                    body = body or self._unfinished.begin(patience)
+                    body = body or self._unfinished.begin(timeout)
                     content += chunk
                     self._unfinished.grow(body, len(chunk))
         except TimeoutError:

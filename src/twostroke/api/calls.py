@@ -13,7 +13,7 @@ from twostroke.api.answering import Call, json_response, respond, respond_whole
 from twostroke.api.chat import Chat
 from twostroke.api.completions import Completion
 from twostroke.api.context import ServerContext
-from twostroke.api.conversation import Words, in_words
+from twostroke.api.conversation import ParameterNames, with_client_names
 from twostroke.api.embeddings import Embeddings
 from twostroke.api.generation import input_size, run_in_thread_if_large
 from twostroke.api.messages import MessageCall, chat_from_messages
@@ -50,7 +50,7 @@ def chat(context: ServerContext, body: ChatRequest) -> Chat:
     return Chat(context.engine, limited(body, context.config), context.dialect, head)
 
 
-def checked(context: ServerContext, request: ChatRequest, words: Words) -> ChatRequest:
+def checked(context: ServerContext, request: ChatRequest, words: ParameterNames) -> ChatRequest:
     """Return a chat from another API's request with the server's limits applied.
 
     Args:
@@ -61,7 +61,7 @@ def checked(context: ServerContext, request: ChatRequest, words: Words) -> ChatR
     Raises:
         InvalidParameter: its parameters are too long.
     """
-    with in_words(words):
+    with with_client_names(words):
         context.admission.check_items(request)
     return limited(request, context.config)
 

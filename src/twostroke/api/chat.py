@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from twostroke.api.answering import DONE, EventTemplate, Later, event
+from twostroke.api.answering import DONE, DeferredEvents, EventTemplate, event
 from twostroke.api.conversation import ChoiceReader, Conversation
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import AnswerHead
@@ -91,7 +91,7 @@ class ChatChoice:
 
     def finish_reason(self, part: CompletionOutput) -> str | None:
         """Return the finish reason; None before the end."""
-        has_called = self._has_calls and not self._text.has_half_call
+        has_called = self._has_calls and not self._text.has_incomplete_call
         if part.finish_reason is FinishReason.STOP and has_called and not self._names_tool:
             return "tool_calls"
         return part.finish_reason
@@ -137,7 +137,7 @@ class Chat(Conversation):
         self._chunk_head: Object = {**self._head, "object": "chat.completion.chunk"}
         options = request.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
-        self._has_usage_in_chunks = options is not None and options.says_usage_along
+        self._has_usage_in_chunks = options is not None and options.has_usage_in_chunks
         says_more = self._has_usage_in_chunks or request.logprobs or request.return_token_ids
         self._is_regular = not says_more
         """Whether chunks differ by their deltas alone."""
@@ -174,7 +174,7 @@ class Chat(Conversation):
         self._add_prompt(answer, output)
         return answer
 
-    def events(self, number: int, output: RequestOutput) -> bytes | Later:
+    def events(self, number: int, output: RequestOutput) -> bytes | DeferredEvents:
         if self._has_logprobs and takes_long(output):
             return partial(self._events_now, number, output)
         return self._events_now(number, output)

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from twostroke.api.answering import DONE, EventTemplate, Later, event
+from twostroke.api.answering import DONE, DeferredEvents, EventTemplate, event
 from twostroke.api.dialect import structured_outputs
 from twostroke.api.generation import (
     AnswerHead,
     Caller,
-    Opened,
+    GenerationCall,
     UsageCount,
     check_stream_options,
     input_size,
@@ -35,7 +35,7 @@ from twostroke.sampling_params import SamplingParams, StructuredOutputs
 Object = dict[str, Any]
 
 
-class Completion(Opened):
+class Completion(GenerationCall):
     """One call of /v1/completions.
 
     Args:
@@ -59,7 +59,7 @@ class Completion(Opened):
         self._has_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
         self._leaves_out_tokens = request.max_tokens == 0
         options = request.stream_options
-        self._has_usage_in_chunks = options is not None and options.says_usage_along
+        self._has_usage_in_chunks = options is not None and options.has_usage_in_chunks
         self._no_usage: Object = {"usage": None} if options is not None and options.include_usage else {}
         """Usage fields of every event but the last."""
 
@@ -105,7 +105,7 @@ class Completion(Opened):
             ]
         return {**self._head, "choices": choices, "usage": self._usage.as_json()}
 
-    def events(self, number: int, output: RequestOutput) -> bytes | Later:
+    def events(self, number: int, output: RequestOutput) -> bytes | DeferredEvents:
         if self._has_logprobs:
             if output.prompt_logprobs is not None:
                 self._prompt_logprobs[number] = output.prompt_logprobs
@@ -178,7 +178,7 @@ class _ChoiceWriter:
         self.is_first = True
         """Whether nothing of the choice has been written."""
         options = request.stream_options
-        self._is_regular = request.logprobs is None and not (options is not None and options.says_usage_along)
+        self._is_regular = request.logprobs is None and not (options is not None and options.has_usage_in_chunks)
         """Whether chunks differ by their texts and token ids alone."""
         self._has_token_ids = bool(request.return_token_ids)
         self._repeated: EventTemplate | None = None

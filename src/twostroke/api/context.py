@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from twostroke.api.admission import QueueAdmission, patience_s
+from twostroke.api.admission import QueueAdmission, first_token_timeout_s
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import AnswerHead, Caller
 from twostroke.api.http_errors import HTTPError
@@ -62,7 +62,7 @@ class ServerContext:
 
         `observation` receives the engine's events; without it no history is available.
         """
-        engine.inputs.chat_template.look()
+        engine.inputs.chat_template.compile_now()
         return cls(
             engine=engine,
             config=config,
@@ -92,7 +92,7 @@ class ServerContext:
             admission=self.admission,
             tenant=tenant,
             announce=None if tracer is None and texts is None else announce,
-            patience_s=patience_s(request.headers),
+            first_token_timeout_s=first_token_timeout_s(request.headers),
         )
 
     def head(self, prefix: str, model: str | None, wanted: str | None = None) -> AnswerHead:

@@ -18,7 +18,7 @@ from twostroke.api.dialect import Dialect, Form, form_of
 from twostroke.api.generation import (
     AnswerHead,
     Caller,
-    Opened,
+    GenerationCall,
     UsageCount,
     check_stream_options,
     input_size,
@@ -41,12 +41,12 @@ from twostroke.sampling_params import SamplingParams, StructuredOutputs
 from twostroke.tokenizer.messages import text_of
 from twostroke.tokenizer.tokenizer import TokenTexts
 
-Words = Mapping[str, str]
+ParameterNames = Mapping[str, str]
 """Map from a chat's parameter names to those of another API."""
 
 
 @contextlib.contextmanager
-def in_words(words: Words) -> Generator[None]:
+def with_client_names(words: ParameterNames) -> Generator[None]:
     """Raise errors about a parameter under the client's name of it.
 
     Args:
@@ -63,7 +63,7 @@ def in_words(words: Words) -> Generator[None]:
         raise InvalidParameter(words[error.name], error.value, error.limit, error.remedy) from error
 
 
-CHAT_PARAMETER_NAMES: Words = MappingProxyType({"logprobs": "top_logprobs"})
+CHAT_PARAMETER_NAMES: ParameterNames = MappingProxyType({"logprobs": "top_logprobs"})
 """Names in a chat itself: `logprobs` is a flag there, and `top_logprobs` the number."""
 
 
@@ -75,7 +75,7 @@ class ContentReader:
     """Reader of a choice that is content only; nothing is parsed."""
 
     num_reasoning_tokens: int = 0
-    has_half_call: bool = False
+    has_incomplete_call: bool = False
 
     def read(self, part: CompletionOutput) -> list[Delta]:
         """Return the deltas of the next output."""
@@ -100,9 +100,9 @@ class ParsingReader:
         return self._parser.num_reasoning_tokens
 
     @property
-    def has_half_call(self) -> bool:
+    def has_incomplete_call(self) -> bool:
         """Whether the text ends within a call."""
-        return self._parser.has_half_call
+        return self._parser.has_incomplete_call
 
     def read(self, part: CompletionOutput) -> list[Delta]:
         """Return the deltas that are certain with the next output; with the last output, all that remain."""
@@ -115,7 +115,7 @@ class ParsingReader:
 ChoiceReader = ContentReader | ParsingReader
 
 
-class Conversation(Opened):
+class Conversation(GenerationCall):
     """One chat request; subclasses write its answer.
 
     Args:
@@ -125,7 +125,7 @@ class Conversation(Opened):
         head: head of the answer.
     """
 
-    words: ClassVar[Words] = CHAT_PARAMETER_NAMES
+    words: ClassVar[ParameterNames] = CHAT_PARAMETER_NAMES
     """The client's names of parameters, if they differ."""
 
     def __init__(self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead) -> None:
@@ -148,7 +148,7 @@ class Conversation(Opened):
     async def open(self, caller: Caller) -> None:
         """Check everything and queue the conversation; raise what Completion.open raises."""
         request = self.request
-        with in_words(self.words):
+        with with_client_names(self.words):
             params = await run_in_thread_if_large(self._checked_params, self._amount())
             prompt = await self._prepared(params)
         if request.continue_final_message:
@@ -159,7 +159,7 @@ class Conversation(Opened):
 
     async def count_tokens(self) -> int:
         """Return the number of prompt tokens. Everything is checked as in `open`, and nothing runs."""
-        with in_words(self.words):
+        with with_client_names(self.words):
             await run_in_thread_if_large(self._checked_params, self._amount())
         inputs = self.engine.inputs
         frames = bool(self.request.add_special_tokens)

@@ -13,7 +13,7 @@ from twostroke.api.protocol.chat import ChatNamedTool, ChatRequest, ResponseForm
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.config.server import ServerConfig
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls, RequiredCallSyntax
+from twostroke.grammar.backend import OptionalCallSyntax, RequiredCallSyntax
 from twostroke.sampling_params import StructuredOutputs
 
 
@@ -54,7 +54,7 @@ class Dialect:
         reasoning = REASONING_FAMILIES.get(self.reasoning_parser or "")
         return reasoning.turn_ends if reasoning is not None else ()
 
-    def calls(self, tools: ChatTools) -> FreeCalls | RequiredCallSyntax | None:
+    def calls(self, tools: ChatTools) -> OptionalCallSyntax | RequiredCallSyntax | None:
         """Return the syntax of the calls that are allowed beside a form, or of the required one; None for JSON or no
         call.
 
@@ -109,7 +109,7 @@ STRUCTURED_OUTPUTS_FIELD = "structured_outputs"
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class FormSource:
     """Request field that asks for a form, for error messages.
 
     Attributes:
@@ -136,7 +136,7 @@ class Form:
     """Required form of an output, and the field that asks for it."""
 
     wanted: StructuredOutputs
-    asker: Asker
+    asker: FormSource
 
 
 def form_of(
@@ -156,14 +156,14 @@ def form_of(
     """
     found: list[Form] = []
     if field is not None:
-        found.append(Form(structured_outputs(field), Asker(STRUCTURED_OUTPUTS_FIELD)))
+        found.append(Form(structured_outputs(field), FormSource(STRUCTURED_OUTPUTS_FIELD)))
     schema = tools.schema
     if schema is not None:
-        asker = Asker("tools", ", ".join(tool.name for tool in tools.tools))
+        asker = FormSource("tools", ", ".join(tool.name for tool in tools.tools))
         with asker.named():
             found.append(Form(StructuredOutputs(json=schema), asker))
     elif response_format is not None and response_format.type != "text":
-        asker = Asker("response_format")
+        asker = FormSource("response_format")
         with asker.named():
             found.append(Form(_of_format(response_format), asker))
     if len(found) > 1:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from twostroke.api.generation import (
     AnswerHead,
     Caller,
-    Opened,
+    GenerationCall,
     input_size,
     prompts_of,
     run_in_thread_if_long,
@@ -28,7 +28,7 @@ from twostroke.errors import InvalidParameter
 Object = dict[str, Any]
 
 
-class Embeddings(Opened):
+class Embeddings(GenerationCall):
     """One call of /v1/embeddings.
 
     Args:

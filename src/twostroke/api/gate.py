@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 
-from twostroke.api.admission import QueueAdmission, patience_s
+from twostroke.api.admission import QueueAdmission, first_token_timeout_s
 from twostroke.api.answering import SERVER_SEND, WRITE_NOW, Message, Receive, Send
 from twostroke.api.bodies import BodyReader, check_media_type, decoded
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, in_api_format
@@ -153,7 +153,7 @@ def _is_loopback(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
-class Turns:
+class OnePerIteration:
     """Gate that passes one request per iteration of the event loop.
 
     Parsing and tokenizing a request takes half a millisecond. Without this gate the loop prepares all requests that
@@ -255,7 +255,7 @@ class RequestGate:
         self._hosts = HostNames(config.host, config.allowed_hosts)
         self._cors_origins = frozenset(config.cors_origins)
         self._now_s = now_s
-        self._turns = Turns()
+        self._turns = OnePerIteration()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -298,7 +298,7 @@ class RequestGate:
                 check_state_change(headers, self._cors_origins)
             if scope["path"] in GENERATING_PATHS and scope["method"] == "POST":
                 # before its body is read, so that refusing costs almost nothing under overload
-                self._admission.check(state["tenant"], patience_s(headers))
+                self._admission.check(state["tenant"], first_token_timeout_s(headers))
             check_media_type(scope["method"], scope["path"], headers)
             read: Receive = receive_awaited
             if "content-encoding" in headers:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 from pydantic import BaseModel
 
 from twostroke.api.admission import QueueAdmission
-from twostroke.api.protocol.fields import FLEX, Prioritised, priority_of
+from twostroke.api.protocol.fields import FLEX, HasPriority, priority_of
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.client.engine_client import EngineClient, OutputStream
 from twostroke.client.input_processor import Prompt, PromptInput
@@ -42,7 +42,7 @@ class Caller:
     """Tenant of the key; empty if no keys are set."""
     announce: Callable[[str, PromptInput], object] | None = None
     """Function called with the id and prompt of each queued engine request; for traces and --live-text."""
-    patience_s: float | None = None
+    first_token_timeout_s: float | None = None
     """Seconds after arrival within which a first token is of use; None for the server's limit."""
 
 
@@ -102,7 +102,7 @@ async def run_in_thread_if_large(work: Callable[[], Result], amount: int) -> Res
     return work() if amount <= LARGE_INPUT else await asyncio.to_thread(work)
 
 
-NumberedTaker = Callable[[int, RequestOutput], bool]
+NumberedOutputHandler = Callable[[int, RequestOutput], bool]
 """Function like Taker that also gets the number of the prompt."""
 
 
@@ -127,7 +127,7 @@ def check_stream_options(request: SamplingFields) -> None:
         raise InvalidParameter("stream_options", "{...}", "needs stream", "Leave it out, or set stream to true.")
 
 
-class Wanted(Prioritised, Protocol):
+class SchedulingFields(HasPriority, Protocol):
     """Request fields about scheduling and caching."""
 
     @property
@@ -157,11 +157,11 @@ class AnswerGeneration:
         """Whether all outputs have been taken."""
         self._ready: list[int] = []
         """Numbers of the prompts that have outputs to take, each once."""
-        self._wake: Callable[[], object] = _nobody
+        self._wake: Callable[[], object] = _no_wake
         self._is_closed = False
         prompts = [submission.prompt for submission in submissions]
         background = any(submission.background for submission in submissions)
-        caller.admission.admit(prompts, caller.tenant, caller.patience_s, background=background)
+        caller.admission.admit(prompts, caller.tenant, caller.first_token_timeout_s, background=background)
         try:
             for submission in submissions:
                 self._streams.append(engine.generate(submission))
@@ -170,14 +170,14 @@ class AnswerGeneration:
         except BaseException:
             self.close()
             raise
-        self.listen(_nobody)
+        self.listen(_no_wake)
 
     async def whole(self) -> list[RequestOutput]:
         """Return one output per prompt, in order; only for output kind "final".
 
         Raises:
             EngineError: the engine died, or a request failed.
-            Abandoned: the generation was closed meanwhile.
+            ClientDisconnected: the generation was closed meanwhile.
         """
         outputs: dict[int, RequestOutput] = {}
         while not self.is_over:
@@ -195,7 +195,7 @@ class AnswerGeneration:
     def take(self) -> list[tuple[int, RequestOutput]]:
         """Return the available outputs, each with the number of its prompt; raise what `whole` raises."""
         if self._is_closed:
-            raise Abandoned
+            raise ClientDisconnected
         ready, self._ready = self._ready, []
         found: list[tuple[int, RequestOutput]] = []
         for index in ready:
@@ -205,15 +205,15 @@ class AnswerGeneration:
                 found.append((index, output))
         return found
 
-    def listen(self, wake: Callable[[], object], taker: NumberedTaker | None = None) -> None:
+    def listen(self, wake: Callable[[], object], handler: NumberedOutputHandler | None = None) -> None:
         """Set the one function to call when there is something to take; it must not raise.
 
-        If there is a `taker`, each output is offered to it first. It must call `has_ended` for the last one of a
+        If there is a `handler`, each output is offered to it first. It must call `has_ended` for the last one of a
         prompt.
         """
         self._wake = wake
         for index, stream in enumerate(self._streams):
-            stream.listen(partial(self._hear, index), None if taker is None else partial(taker, index))
+            stream.listen(partial(self._hear, index), None if handler is None else partial(handler, index))
 
     def has_ended(self, output: RequestOutput) -> None:
         """Count the last output of a prompt after it was taken; raise what `whole` raises."""
@@ -234,7 +234,7 @@ class AnswerGeneration:
         self._wake()
 
 
-class Opened:
+class GenerationCall:
     """Base class of calls that run one AnswerGeneration.
 
     Args:
@@ -253,7 +253,9 @@ class Opened:
         assert self._generation is not None, "open() comes first"
         return self._generation
 
-    def _begin(self, request: Wanted, prompts: Sequence[PromptInput], caller: Caller, *, streams: bool) -> None:
+    def _begin(
+        self, request: SchedulingFields, prompts: Sequence[PromptInput], caller: Caller, *, streams: bool
+    ) -> None:
         """Queue prompts. The engine's request ids are the answer's id, with a number added if there are several.
 
         Args:
@@ -268,7 +270,7 @@ class Opened:
         """
         engine, answer_id = self.engine, self.head.id
         background, admission = request.service_tier == FLEX, caller.admission
-        max_wait_s = admission.max_wait_s(caller.patience_s, background=background)
+        max_wait_s = admission.max_wait_s(caller.first_token_timeout_s, background=background)
         submissions = [
             Submission(
                 prompt=prompt,
@@ -291,7 +293,7 @@ class Opened:
             self._generation.close()
 
 
-class Abandoned(Exception):
+class ClientDisconnected(Exception):
     """The client has disconnected, so no answer is needed."""
 
 
@@ -303,7 +305,7 @@ def _check(output: RequestOutput) -> None:
         raise EngineError("the request was aborted by POST /v1/requests/ID/abort, or the server is shutting down.")
 
 
-def _nobody() -> None:
+def _no_wake() -> None:
     """Do nothing: the wake function while nothing waits."""
 
 

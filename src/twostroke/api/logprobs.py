@@ -11,7 +11,7 @@ import msgspec
 from twostroke.outputs import Logprob, LogprobsAtPosition, RequestOutput
 from twostroke.tokenizer.tokenizer import Tokenizer
 
-MOST_AT_ONCE = 64
+MAX_ON_EVENT_LOOP = 64
 """Positions whose log-probabilities are encoded on the event loop; with 20 each that takes some milliseconds."""
 
 
@@ -118,9 +118,9 @@ def _written(entry: LogprobsAtPosition) -> msgspec.Raw:
 def takes_long(output: RequestOutput) -> bool:
     """Return whether encoding its log-probabilities would block the event loop for long."""
     longest = max((len(part.logprobs or ()) for part in output.outputs), default=0)
-    return max(longest, len(output.prompt_logprobs or ())) > MOST_AT_ONCE
+    return max(longest, len(output.prompt_logprobs or ())) > MAX_ON_EVENT_LOOP
 
 
 def as_written(logprobs: dict[str, Any] | None, num_positions: int) -> dict[str, Any] | msgspec.Raw | None:
     """Return log-probabilities as encoded JSON if they are many, so that the response encoder has no work with them."""
-    return msgspec.Raw(msgspec.json.encode(logprobs)) if num_positions > MOST_AT_ONCE else logprobs
+    return msgspec.Raw(msgspec.json.encode(logprobs)) if num_positions > MAX_ON_EVENT_LOOP else logprobs

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 from pydantic_core import from_json
 
 from twostroke.api.answering import named_event
-from twostroke.api.conversation import Words
+from twostroke.api.conversation import ParameterNames
 from twostroke.api.http_errors import anthropic_error, error_body
 from twostroke.api.protocol.chat import ChatRequest, content_of, function_call, offered_function
 from twostroke.api.protocol.messages import (
@@ -137,7 +137,7 @@ _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
 class MessageCall(BlockReply):
     """One call of /v1/messages."""
 
-    words: ClassVar[Words] = {"response_format": "output_config.format", "stop": "stop_sequences"}
+    words: ClassVar[ParameterNames] = {"response_format": "output_config.format", "stop": "stop_sequences"}
 
     async def answer(self) -> Object:
         """Return the whole answer; raise what Generation.whole raises."""
@@ -169,7 +169,7 @@ class MessageCall(BlockReply):
         stop_sequence = self.stop_reason if isinstance(self.stop_reason, str) else None
         if self.finish_reason is FinishReason.LENGTH:
             stop_reason = "max_tokens"
-        elif self.blocks.has_calls and not self.has_half_call:
+        elif self.blocks.has_calls and not self.has_incomplete_call:
             stop_reason = "tool_use"
         else:
             stop_reason = "end_turn" if stop_sequence is None else "stop_sequence"

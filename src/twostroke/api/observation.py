@@ -18,7 +18,7 @@ from twostroke.api.prompt_texts import PromptTexts
 from twostroke.config.server import ServerConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.errors import InvalidParameter
-from twostroke.event_codec import PackedEvent, Unread, unpack
+from twostroke.event_codec import LazyEvents, PackedEvent, unpack
 from twostroke.events import Event, RequestArrived
 from twostroke.explain.names import ENGINE
 from twostroke.explain.recorder import FlightRecorder
@@ -27,7 +27,7 @@ from twostroke.log import get_logger
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import FleetMetrics
 from twostroke.metrics.exposition import PREFIX, Compat, EngineCollector, GatewayMetrics, TenantKV, exposition
-from twostroke.metrics.instruments import Number, exposed
+from twostroke.metrics.instruments import Number, to_metric
 from twostroke.metrics.otlp import request_tracer
 
 log = get_logger(__name__)
@@ -62,7 +62,7 @@ class Observation:
         if not has_pools:
             self.metrics.of(ENGINE)  # so that its metrics exist from the start
         self.live = LiveState(self.metrics)
-        self._unread: Unread[Never] = Unread(self._fold)
+        self._unread: LazyEvents[Never] = LazyEvents(self._fold)
         self.feed = LiveFeed(self.live, model_name, monotonic_clock, self._unread.catch_up)
         self.texts = PromptTexts(config.flight_recorder_minutes, monotonic_clock) if config.live_text else None
         self.gateway = GatewayMetrics(model_name)
@@ -133,9 +133,9 @@ class ResponseCounts(Collector):
 
     def ignored(self, field: str) -> None:
         """Count an unknown field; the first hundred names are counted separately."""
-        num_names = len(self._ignored.keys() - {(families.OTHERS,)})
+        num_names = len(self._ignored.keys() - {(families.OTHER_LABEL,)})
         is_known = (field,) in self._ignored or num_names < MAX_FIELD_NAMES
-        self._ignored[(field if is_known else families.OTHERS,)] += 1
+        self._ignored[(field if is_known else families.OTHER_LABEL,)] += 1
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics for Prometheus."""
@@ -143,7 +143,7 @@ class ResponseCounts(Collector):
             number = Number(family)
             for labels, count in counts.items():
                 number.set(float(count), *labels)
-            yield exposed(number, f"{PREFIX}:{family.name}", {"model_name": self._model_name})
+            yield to_metric(number, f"{PREFIX}:{family.name}", {"model_name": self._model_name})
 
 
 def _check_folder(folder: Path) -> None:

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from pydantic_core import from_json
 
-from twostroke.api.conversation import Words
+from twostroke.api.conversation import ParameterNames
 from twostroke.api.embeddings import unit_vector
 from twostroke.api.generation import (
     AnswerHead,
     Caller,
-    Opened,
+    GenerationCall,
     UsageCount,
     input_size,
     prompts_of,
@@ -44,7 +44,7 @@ from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
 Object = dict[str, Any]
-WORDS: Words = {
+WORDS: ParameterNames = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "response_format": "format",
@@ -213,7 +213,7 @@ def _arguments(text: str) -> Object:
 class OllamaChat(BlockReply):
     """One call of /api/chat, or of /api/generate with the model's chat template."""
 
-    words: ClassVar[Words] = WORDS
+    words: ClassVar[ParameterNames] = WORDS
     is_message = True
     """Whether the answer is a message, as in /api/chat."""
     times: RequestTimes | None = None
@@ -259,7 +259,7 @@ class OllamaTemplatedGenerate(OllamaChat):
     is_message = False
 
 
-class OllamaRawGenerate(Opened):
+class OllamaRawGenerate(GenerationCall):
     """One call of /api/generate without a chat template.
 
     Args:
@@ -326,7 +326,7 @@ def _form(request: OllamaAnswerRequest) -> StructuredOutputs | None:
     return StructuredOutputs(json_object=True) if request.format == "json" else StructuredOutputs(json=request.format)
 
 
-class OllamaEmbeddings(Opened):
+class OllamaEmbeddings(GenerationCall):
     """One call of /api/embed or /api/embeddings.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from twostroke.api.protocol.chat import ChatRequest
-from twostroke.api.protocol.fields import FieldStanding, WireObject, standings
+from twostroke.api.protocol.fields import FieldTreatment, WireObject, field_treatments
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
 from twostroke.api.protocol.ollama import (
     OllamaChatRequest,
@@ -70,7 +70,7 @@ def fields_page() -> str:
 
 
 def _table(path: str, kind: type[WireObject]) -> str:
-    rows = sorted(standings(kind), key=lambda row: (list(FieldStanding).index(row[1]), row[0]))
+    rows = sorted(field_treatments(kind), key=lambda row: (list(FieldTreatment).index(row[1]), row[0]))
     lines = [f"| `{name}` | {standing} | {description} |" for name, standing, description in rows]
     return "\n".join([f"## {path}\n", "| field | | |", "|---|---|---|", *lines, ""])
 

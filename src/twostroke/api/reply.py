@@ -152,9 +152,9 @@ class BlockReply(Conversation):
         """Reader of the choice; None before the first output."""
 
     @property
-    def has_half_call(self) -> bool:
+    def has_incomplete_call(self) -> bool:
         """Whether the text ends within a call."""
-        return self._text is not None and self._text.has_half_call
+        return self._text is not None and self._text.has_incomplete_call
 
     @property
     def whole_blocks(self) -> list[Block]:

@@ -100,7 +100,7 @@ def framing_of(headers: Headers) -> bytes:
     return next((b"%b: %b\r\n" % header for header in headers if header[0] in names and header[1] != b"0"), b"")
 
 
-def unreadable(data: bytes, *, is_method: bool) -> HTTPError | None:
+def unparsed_request_error(data: bytes, *, is_method: bool) -> HTTPError | None:
     """Return the error for bytes that the parser refused; None if they are not an HTTP request line.
 
     Args:

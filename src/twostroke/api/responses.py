@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from twostroke.api.answering import named_event
-from twostroke.api.conversation import Words
+from twostroke.api.conversation import ParameterNames
 from twostroke.api.dialect import Dialect
 from twostroke.api.generation import AnswerHead
 from twostroke.api.http_errors import error_body
@@ -140,7 +140,7 @@ class ResponseCall(BlockReply):
         asked: the request as sent.
     """
 
-    words: ClassVar[Words] = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
+    words: ClassVar[ParameterNames] = {"response_format": "text.format", "max_tokens": "max_output_tokens"}
 
     def __init__(
         self, engine: EngineClient, request: ChatRequest, dialect: Dialect, head: AnswerHead, asked: ResponsesRequest

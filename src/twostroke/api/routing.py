@@ -30,7 +30,7 @@ from twostroke.api.protocol.shapes import CHECKED_BYTES, check_shape
 from twostroke.plain_words import reason_of
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-_READERS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-large-body")
+_LARGE_BODY_THREADS = ThreadPoolExecutor(2, thread_name_prefix="twostroke-large-body")
 """Threads for large bodies, separate from those for long texts and chat templates."""
 
 
@@ -81,7 +81,9 @@ class _BodyRequest(Request):
         try:
             if len(content) <= CHECKED_BYTES:
                 return read_body(self._kind, content)
-            return await asyncio.get_running_loop().run_in_executor(_READERS, read_object, self._kind, content)
+            return await asyncio.get_running_loop().run_in_executor(
+                _LARGE_BODY_THREADS, read_object, self._kind, content
+            )
         except HTTPError as error:
             raise RefusedBody(error.answer) from error
 
@@ -102,10 +104,10 @@ def read_body(kind: type[WireObject], content: bytes | bytearray) -> Any:
     except RecursionError as error:
         raise nested_too_deeply() from error
     except ValueError as error:  # a number with thousands of digits, or text in another encoding
-        raise no_json(reason_of(error)) from error
+        raise invalid_json_error(reason_of(error)) from error
 
 
-def no_json(reason: str) -> HTTPError:
+def invalid_json_error(reason: str) -> HTTPError:
     """Return the refusal of a body that is not JSON."""
     return HTTPError(400, f"the body is not valid JSON ({reason}).", code="invalid_json")
 

@@ -21,9 +21,9 @@ from twostroke.api.generation import Caller
 from twostroke.api.http_errors import ErrorAnswer, HTTPError, error_body, validation_answer
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.sampling import SamplingFields
-from twostroke.api.routing import no_json, read_body
+from twostroke.api.routing import invalid_json_error, read_body
 from twostroke.cluster.remote_engine import RemoteEngine
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.config.engine import EngineConfig
 from twostroke.config.server import ServerConfig
 from twostroke.engine.facts import printed_lines
@@ -71,7 +71,7 @@ async def answer_file(
         EngineError: as in run_batch.
     """
     if max_concurrency is not None:
-        whole_number("max_concurrency", max_concurrency, 1)
+        check_int("max_concurrency", max_concurrency, 1)
     check_parsers(config)
     count_lines(requests)  # before the model is loaded, so that an unreadable file is reported immediately
     ResultsFile(output).close()
@@ -220,7 +220,7 @@ def _value_of(kind: type[WireObject], body: dict[str, Any] | bytes) -> Any:
     try:
         return read_body(kind, body)
     except json.JSONDecodeError as error:
-        raise no_json(str(error)) from error
+        raise invalid_json_error(str(error)) from error
 
 
 def _told(error: Exception) -> ErrorAnswer:

@@ -39,7 +39,7 @@ from twostroke.engine.facts import printed_lines
 from twostroke.engine.garbage import freeze_gc
 from twostroke.errors import InvalidParameter, InvalidPrompt, SetupError
 from twostroke.lab.lab import Lab
-from twostroke.log import Sparingly, get_logger
+from twostroke.log import RateLimitFilter, get_logger
 from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start
 from twostroke.tokenizer.chat_template import check_template
@@ -77,7 +77,7 @@ def address_of(listener: socket.socket, scheme: str = "http") -> str:
 
 log = get_logger(__name__)
 
-LOOK_EVERY_S = 0.05
+DRAIN_POLL_S = 0.05
 
 
 class DrainingServer(uvicorn.Server):
@@ -86,7 +86,7 @@ class DrainingServer(uvicorn.Server):
     Args:
         config: settings of uvicorn.
         engine: engine whose requests are waited for.
-        patience_s: maximum seconds to wait.
+        drain_timeout_s: maximum seconds to wait.
         address: URL, printed once the server listens and handles signals.
         on_end: called when all requests have ended, to end other transfers.
     """
@@ -95,14 +95,14 @@ class DrainingServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         engine: RemoteEngine | PooledEngine,
-        patience_s: float,
+        drain_timeout_s: float,
         address: str,
         *,
         on_end: Callable[[], Awaitable[object]],
     ) -> None:
         super().__init__(config)
         self._engine = engine
-        self._patience_s = patience_s
+        self._drain_timeout_s = drain_timeout_s
         self._address = address
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -133,12 +133,14 @@ class DrainingServer(uvicorn.Server):
     async def _drain(self) -> None:
         """Wait for the running requests, then let the server exit."""
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._drain_timeout_s):
                 while self._engine.health().num_requests and not self._stop_now.is_set():
-                    await asyncio.sleep(LOOK_EVERY_S)
+                    await asyncio.sleep(DRAIN_POLL_S)
         except TimeoutError:
-            log.warning("ended requests that still ran %g s after the signal (--drain-timeout-s)", self._patience_s)
-        self._engine.give_up("the server was shut down")
+            log.warning(
+                "ended requests that still ran %g s after the signal (--drain-timeout-s)", self._drain_timeout_s
+            )
+        self._engine.end_all("the server was shut down")
         await self._on_end()
         self.should_exit = True
 
@@ -175,7 +177,7 @@ async def serve(
                 sys.stderr.write(line + "\n")
         listener.listen(BACKLOG)  # connections wait from here on
         scheme = "http" if config.ssl_certfile is None else "https"
-        logging.getLogger("uvicorn.error").addFilter(Sparingly())  # invalid requests must not fill the disk
+        logging.getLogger("uvicorn.error").addFilter(RateLimitFilter())  # invalid requests must not fill the disk
         pools_client = engine if isinstance(engine, PooledEngine) else None
         if pools_client is not None:
             observation.live.show_pools(lambda: [dataclasses.asdict(member) for member in pools_client.members()])

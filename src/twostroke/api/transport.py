@@ -28,7 +28,7 @@ from twostroke.api.request_head import (
     expects_continue,
     framing_of,
     origin_form,
-    unreadable,
+    unparsed_request_error,
 )
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -235,7 +235,7 @@ class GuardedProtocol(HttpToolsProtocol):
         refusal = self._refusal
         if refusal is None and not self._reads_body and not self._request_ended_in_received:
             is_method = isinstance(sys.exception(), httptools.HttpParserInvalidMethodError)
-            refusal = unreadable(self._received, is_method=is_method)
+            refusal = unparsed_request_error(self._received, is_method=is_method)
         refusal = refusal or bad_request_error(sys.exception())
         has_content = self.parser.get_method() != b"HEAD"
         self._answer_and_close(refusal.answer.status, str(refusal), has_content=has_content)

@@ -70,7 +70,7 @@ def view(paths: Sequence[Path], host: str, port: int) -> None:
         SetupError: the address cannot be listened on.
     """
     with listen(host, port) as listener:
-        app = HostGuard(Methods(recorded_app(recording_of(paths))), HostNames(host))
+        app = HostGuard(Methods(recorded_app(read_recording(paths))), HostNames(host))
         server = _Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=GRACE_S))
         listener.listen()
         sys.stderr.write(f"viewing  {address_of(listener)}/#live\n")
@@ -78,7 +78,7 @@ def view(paths: Sequence[Path], host: str, port: int) -> None:
         server.run(sockets=[listener])
 
 
-def recording_of(paths: Sequence[Path]) -> RecordedLog:
+def read_recording(paths: Sequence[Path]) -> RecordedLog:
     """Return the event logs merged into one recording; raise what `view` raises."""
     events = merged_events(paths)
     recording = RecordedLog(events, ", ".join(path.name for path in paths))

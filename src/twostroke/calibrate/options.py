@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from twostroke.config.checks import text, whole_number, whole_numbers
+from twostroke.config.checks import check_int, check_text, parse_ints
 from twostroke.config.kv_format import KVCacheDType
 from twostroke.config.speculation import MAX_AUTO_DRAFTS, MAX_DRAFTS, Method
 from twostroke.errors import InvalidParameter
@@ -66,25 +66,25 @@ class CalibrateOptions:
             if method not in get_args(Method):
                 known = ", ".join(get_args(Method))
                 raise InvalidParameter("methods", self.methods, f"names {method!r}; known: {known}")
-        whole_number("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
+        check_int("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
         self._check_sizes()
         if self.asked == ():
             limit = "names no method"
             raise InvalidParameter("methods", self.methods, limit, "Give some, comma-separated, or leave it out.")
         if self.exit_layers is not None:
-            whole_numbers("exit_layers", self.exit_layers, 1, 10_000)
+            parse_ints("exit_layers", self.exit_layers, 1, 10_000)
         for name in self.companions:
             if getattr(self, name) is not None:
-                text(name, getattr(self, name))
+                check_text(name, getattr(self, name))
         for name, method in _METHOD_OF.items():
             if getattr(self, name) is not None and self.asked is not None and method not in self.asked:
                 limit = f"changes nothing: {method!r} is not among the methods ({self.methods})"
                 raise InvalidParameter(name, getattr(self, name), limit, "Name the method, or leave it out.")
-        whole_number("context_tokens", self.context_tokens, 2, 1 << 20)
-        whole_number("output_tokens", self.output_tokens, 2 * (1 + self.most_drafts), 1 << 20)
-        whole_number("prompts", self.prompts, 1, 10_000)
-        whole_number("repeats", self.repeats, 3, 10_000)
-        whole_number("seed", self.seed, 0)
+        check_int("context_tokens", self.context_tokens, 2, 1 << 20)
+        check_int("output_tokens", self.output_tokens, 2 * (1 + self.most_drafts), 1 << 20)
+        check_int("prompts", self.prompts, 1, 10_000)
+        check_int("repeats", self.repeats, 3, 10_000)
+        check_int("seed", self.seed, 0)
 
     def _check_without_drafts(self) -> None:
         """Raise if an option that only concerns drafts is given."""
@@ -101,7 +101,7 @@ class CalibrateOptions:
     @property
     def step_sizes(self) -> tuple[int, ...]:
         """Sizes to time, rising."""
-        return whole_numbers("sizes", self.sizes, 1, MAX_DRAFTS + 1)
+        return parse_ints("sizes", self.sizes, 1, MAX_DRAFTS + 1)
 
     @property
     def asked(self) -> tuple[str, ...] | None:

@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 
 from twostroke.calibrate.options import CalibrateOptions
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import whole_numbers
+from twostroke.config.checks import parse_ints
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import MAX_DRAFTS, Method, SpeculativeConfig
@@ -44,7 +44,7 @@ from twostroke.measure.steps import measure_steps
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.speculation.proposer import DraftRequest, Drafts
 from twostroke.startup.calibrated import place_to_write
-from twostroke.startup.prepared import Drafter, GivenDrafter
+from twostroke.startup.prepared import Drafter, ProvidedDrafter
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 
@@ -83,8 +83,8 @@ def pieces(
     if len(ids) < length:
         limit = f"has {len(ids)} tokens; a prompt has {length}"
         raise InvalidParameter("data", str(data), limit, "Give a longer text, or a smaller --context-tokens.")
-    dice = Random(seed)
-    begins = [dice.randrange(len(ids) - length + 1) for _ in range(count)]
+    rng = Random(seed)
+    begins = [rng.randrange(len(ids) - length + 1) for _ in range(count)]
     return [tuple(ids[begin : begin + length]) for begin in begins]
 
 
@@ -139,7 +139,7 @@ def _drafting(
     """Return v(n), the figures of every drafter, and the methods that cannot be used with the model, with reasons."""
     drafters: list[DrafterFigures] = []
     left_out: dict[str, str] = {}
-    with closing(_Bench(options, load)) as bench:
+    with closing(_DraftingBench(options, load)) as bench:
         step_s = bench.step_times()
         for config in tqdm(list(bench.configs()), desc="drafters", leave=False, disable=not progress):
             try:
@@ -173,7 +173,7 @@ def _is_asked_for(config: SpeculativeConfig, options: CalibrateOptions) -> bool:
     return options.asked is not None or config.model is not None or is_layer
 
 
-class _Bench:
+class _DraftingBench:
     """The model, its prompts, and its outputs without drafts."""
 
     def __init__(self, options: CalibrateOptions, load: LoadConfig) -> None:
@@ -181,7 +181,7 @@ class _Bench:
         model = files.config()
         of_tokenizer = files if load.tokenizer is None else find_model(load.tokenizer, with_weights=False)
         self._options, self._load = options, load
-        self._exits = _exit_layers(options.exit_layers, model.num_layers)
+        self._exit_layers_to_try = _exit_layers(options.exit_layers, model.num_layers)
         self._longest = options.context_tokens + max(options.output_tokens, _num_timed_outputs(options.step_sizes))
         given = load.max_model_len
         if given is not None and given < self._longest:
@@ -194,7 +194,7 @@ class _Bench:
         )
         self._guesses = FixedSizeDrafter()
         free = SpeculativeConfig(method="ngram", num_speculative_tokens=MAX_DRAFTS)
-        self._plain_engine = self._engine(free, lambda _: GivenDrafter(self._guesses, "set numbers of guesses"))
+        self._plain_engine = self._engine(free, lambda _: ProvidedDrafter(self._guesses, "set numbers of guesses"))
         self._plain: dict[PromptIds, tuple[int, ...]] = {}
         """Output without drafts, by prompt."""
 
@@ -226,7 +226,7 @@ class _Bench:
             if self._options.asked is not None and method not in self._options.asked:
                 continue
             if method == "early_exit":
-                for layer in self._exits:
+                for layer in self._exit_layers_to_try:
                     yield SpeculativeConfig(method=method, exit_layer=layer)
             else:
                 yield SpeculativeConfig(method=method, model=self._options.companions.get(method))
@@ -241,7 +241,7 @@ class _Bench:
         many = self._runs(config, most, self._prompts, num_outputs)
         (now,) = self._timed((2,))
         few = self._runs(config, 1, self._prompts[:2], min(num_outputs, 2 * self._options.repeats))
-        with_room = [step for run in many for step in _with_room(run, most)]
+        with_room = [step for run in many for step in _with_kv_blocks(run, most)]
         steps = {1: [s for run in few for s in run.steps], most: [s for run in many for s in run.steps]}
         drift = now.seconds / seconds_at(step_s, 2)
         verify_s = _step_s(steps[1], 1) if any(step.num_drafts == 1 for step in steps[1]) else now.seconds
@@ -274,7 +274,7 @@ class _Bench:
 def _exit_layers(given: str | None, num_layers: int) -> Sequence[int]:
     if given is None:
         return range(1, num_layers)
-    layers = whole_numbers("exit_layers", given, 1, 10_000)
+    layers = parse_ints("exit_layers", given, 1, 10_000)
     if layers[-1] >= num_layers:
         limit = f"has {layers[-1]}; the model has {num_layers} layers, and an early exit uses fewer"
         raise InvalidParameter("exit_layers", given, limit, f"Give layers from 1 to {num_layers - 1}.")
@@ -286,7 +286,7 @@ def _num_timed_outputs(sizes: Sequence[int]) -> int:
     return 1 + sizes[-1] + 2 * len(sizes)
 
 
-def _with_room(run: SpecRun, num_drafts: int) -> list[DecodeStep]:
+def _with_kv_blocks(run: SpecRun, num_drafts: int) -> list[DecodeStep]:
     """Return the steps with more than `num_drafts` tokens left; near the end there is nothing to draft."""
     num_left = sum(step.num_tokens for step in run.steps)
     found: list[DecodeStep] = []

@@ -10,15 +10,15 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from twostroke.cli.event_logs import read_run
-from twostroke.cli.flags import CacheFlags, LoadByFlags, LoadFlags, SchedulerFlags, group
+from twostroke.cli.flags import CacheFlags, LoadFlags, LoadFromFlags, SchedulerFlags, group
 from twostroke.cli.short_help import command_list, short_help
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour
 from twostroke.engine.event_sinks import consistent_events
 from twostroke.errors import ClientError
-from twostroke.measure.from_log import count_prompt_tokens, run_of_log
-from twostroke.measure.offline import OfflineOptions, cost_of, print_summary, run_offline
+from twostroke.measure.from_log import count_prompt_tokens, run_from_log
+from twostroke.measure.offline import OfflineOptions, print_summary, run_cost, run_offline
 from twostroke.measure.operators.run import KernelOptions, print_kernels, run_kernels
 from twostroke.measure.quality.run import QualityOptions, print_quality, run_quality
 from twostroke.measure.report import compare as compare_results
@@ -57,7 +57,7 @@ for _name in _IN_A_CLONE:
 def offline(
     *,
     options: Annotated[OfflineOptions, Parameter(name="*", group=group("Workload"))] = OfflineOptions(),
-    load: LoadFlags = LoadByFlags(),
+    load: LoadFlags = LoadFromFlags(),
     scheduler: SchedulerFlags = SchedulerConfig(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
@@ -118,7 +118,7 @@ def kernels(*, options: Annotated[KernelOptions, Parameter(name="*", group="Kern
 def sweep(
     *,
     options: Annotated[SweepOptions, Parameter(name="*", group="Sweep")] = SweepOptions(),
-    load: LoadFlags = LoadByFlags(),
+    load: LoadFlags = LoadFromFlags(),
     cache: CacheFlags = CacheConfig(),
 ) -> None:
     """Measure TTFT over prompt length, TPOT over context, throughput over batch size, each with its predicted floor."""
@@ -145,6 +145,6 @@ def summarize(event_log: Path, *, price_per_hour: float | None = None) -> None:
     check_price_per_hour(price_per_hour)
     events = read_run((event_log,))
     with consistent_events((event_log,)):
-        run = run_of_log(events)
-    cost = cost_of(run, price_per_hour, count_prompt_tokens(events))
+        run = run_from_log(events)
+    cost = run_cost(run, price_per_hour, count_prompt_tokens(events))
     print_summary({**summary_of(run), "cost": cost})

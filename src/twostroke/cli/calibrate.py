@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from twostroke.calibrate.options import CalibrateOptions
-from twostroke.cli.flags import JsonFlag, LoadBesideModel, LoadBesideModelFlags, ModelFlag, group, with_model
+from twostroke.cli.flags import JsonFlag, LoadFlagsWithoutModel, LoadFromFlagsWithoutModel, ModelFlag, group, with_model
 
 
 def calibrate(
@@ -19,7 +19,7 @@ def calibrate(
     *,
     model_flag: ModelFlag = None,
     options: Annotated[CalibrateOptions, Parameter(name="*", group=group("Calibration"))] = CalibrateOptions(),
-    load: LoadBesideModelFlags = LoadBesideModel(),
+    load: LoadFlagsWithoutModel = LoadFromFlagsWithoutModel(),
     json_output: JsonFlag = False,
 ) -> None:
     """Measure the step times of a model on this machine, and every way of drafting; recommend a --speculative-config.
@@ -41,7 +41,7 @@ def calibrate(
     from twostroke.model.model_files import find_model_of
     from twostroke.startup.calibrated import place_to_write
 
-    config = with_model(load, by_place=model, by_flag=model_flag)
+    config = with_model(load, positional=model, flag=model_flag)
     found, output = run(options, config, progress=not json_output)
     if json_output:
         print(json.dumps(msgspec.to_builtins(found)))

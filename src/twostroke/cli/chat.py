@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from twostroke.cli.flags import (
     ChatSampling,
     ChatSamplingFlags,
-    EngineBesideModelFlags,
+    EngineFlagsWithoutModel,
     JsonFlag,
     ModelFlag,
     QuietFlag,
@@ -62,8 +62,8 @@ _NAMES = {
     "/?": Command.HELP,
     "/h": Command.HELP,
 }
-_COMMAND = re.compile(r"/[A-Za-z?][\w?-]*")
-_OTHER_NAMES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+_COMMAND_FORM = re.compile(r"/[A-Za-z?][\w?-]*")
+_ALIASES = {"num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Names of sampling settings in Ollama and llama.cpp, with the name here."""
 _NOT_SET = frozenset(
     {"structured_outputs", "logit_bias", "stop", "n", "allowed_token_ids", "bad_words", "stop_token_ids"}
@@ -81,7 +81,7 @@ def command_of(line: str) -> tuple[Command, list[str]] | None:
         ClientError: the line has the form of a command, but no command has this name.
     """
     first, *rest = line.split() or [""]
-    if not line.startswith("/") or not _COMMAND.fullmatch(first):
+    if not line.startswith("/") or not _COMMAND_FORM.fullmatch(first):
         return None
     if first not in _NAMES:
         raise ClientError(
@@ -91,7 +91,7 @@ def command_of(line: str) -> tuple[Command, list[str]] | None:
     return _NAMES[first], rest
 
 
-def changed(sampling: ChatSampling, words: list[str]) -> ChatSampling:
+def with_setting(sampling: ChatSampling, words: list[str]) -> ChatSampling:
     """Return the sampling settings after a /set command; Ollama's word `parameter` may precede the name.
 
     Raises:
@@ -104,7 +104,7 @@ def changed(sampling: ChatSampling, words: list[str]) -> ChatSampling:
         case _:
             raise ClientError("/set takes a name and a value, such as /set max_tokens 1000.")
     name = name.lstrip("-").replace("-", "_")
-    name = _OTHER_NAMES.get(name, name)
+    name = _ALIASES.get(name, name)
     known = sorted({field.name for field in fields(ChatSampling)} - _NOT_SET)
     if name not in known:
         raise ClientError(f"/set cannot change {name!r}; it can change {', '.join(known)}.")
@@ -124,7 +124,7 @@ def chat(
     *,
     system: str | None = None,
     model_flag: ModelFlag = None,
-    engine_flags: Annotated[EngineBesideModelFlags, Parameter(name="*")] = EngineBesideModelFlags(),
+    engine_flags: Annotated[EngineFlagsWithoutModel, Parameter(name="*")] = EngineFlagsWithoutModel(),
     sampling: ChatSamplingFlags = ChatSampling(),
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -150,18 +150,18 @@ def chat(
     """
     engine = started_engine(engine_flags, model, model_flag, quiet=quiet)
     if not quiet:
-        sys.stderr.write(f"answers  {_limit_words(sampling)}; /help lists the commands\n")
+        sys.stderr.write(f"answers  {_limit_text(sampling)}; /help lists the commands\n")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # input that is not UTF-8 is then refused as a message
-    talk = _Talk(engine, system, sampling, json_output=json_output, quiet=quiet)
-    while (line := _read_line()).strip() and talk.goes_on_after(line):
+    talk = _Conversation(engine, system, sampling, json_output=json_output, quiet=quiet)
+    while (line := _read_line()).strip() and talk.handle_line(line):
         pass
     engine.close()
     if talk.num_failed and not sys.stdin.isatty():
         sys.exit(1)  # a pipe learns of the failure only from the exit code
 
 
-class _Talk:
+class _Conversation:
     """Conversation with its engine and settings."""
 
     def __init__(
@@ -175,7 +175,7 @@ class _Talk:
         self._quiet = quiet
         self.num_failed = 0
 
-    def goes_on_after(self, line: str) -> bool:
+    def handle_line(self, line: str) -> bool:
         """Answer a message or execute a command; return whether to read another line."""
         try:
             command = command_of(line)
@@ -199,12 +199,12 @@ class _Talk:
 
     def _set(self, words: list[str]) -> None:
         try:
-            self._sampling = changed(self._sampling, words)
+            self._sampling = with_setting(self._sampling, words)
         except TwostrokeError as error:
             self._refuse(error)
         else:
             if not self._quiet:
-                sys.stderr.write(f"answers  {_limit_words(self._sampling)}\n")
+                sys.stderr.write(f"answers  {_limit_text(self._sampling)}\n")
 
     def _refuse(self, error: TwostrokeError) -> None:
         if self._json_output and isinstance(error, ClientError):  # the sender waits for one line per message
@@ -228,7 +228,7 @@ class _Talk:
         elif not self._quiet and output.metrics is not None:
             sys.stderr.write(summary(output, output.metrics) + "\n")
             if output.outputs[0].finish_reason == "length":
-                sys.stderr.write(f"cut off: {_limit_words(self._sampling)}; /set max_tokens 1000 allows more\n")
+                sys.stderr.write(f"cut off: {_limit_text(self._sampling)}; /set max_tokens 1000 allows more\n")
         if output.error is not None:
             raise EngineError(output.error)
         self._messages += [question, {"role": "assistant", "content": output.outputs[0].text}]
@@ -241,7 +241,7 @@ class _Talk:
             with hold_interrupts() as let_interrupts_through:
                 return run_and_print(self._engine, silent=self._json_output, between_steps=let_interrupts_through)
         except KeyboardInterrupt:
-            if not sys.stdin.isatty() or not self._engine.is_whole:
+            if not sys.stdin.isatty() or not self._engine.is_consistent:
                 raise
             self._engine.abort(request_id)
             while self._engine.has_work:
@@ -250,7 +250,7 @@ class _Talk:
             return None
 
 
-def _limit_words(sampling: ChatSampling) -> str:
+def _limit_text(sampling: ChatSampling) -> str:
     most = (
         "as many tokens as the context has room for"
         if sampling.max_tokens is None
@@ -266,13 +266,13 @@ def _read_line() -> str:
         sys.stderr.write("> ")
         sys.stderr.flush()
     line = sys.stdin.readline()
-    if not is_terminal or not line.startswith(_LINES):
+    if not is_terminal or not line.startswith(_MULTILINE_MARK):
         return line
-    parts = [line.removeprefix(_LINES)]
-    while not parts[-1].rstrip().endswith(_LINES) and (more := sys.stdin.readline()):
+    parts = [line.removeprefix(_MULTILINE_MARK)]
+    while not parts[-1].rstrip().endswith(_MULTILINE_MARK) and (more := sys.stdin.readline()):
         parts.append(more)
-    return " " + "".join(parts).rstrip().removesuffix(_LINES)  # a leading space: never a command
+    return " " + "".join(parts).rstrip().removesuffix(_MULTILINE_MARK)  # a leading space: never a command
 
 
-_LINES = '"""'
+_MULTILINE_MARK = '"""'
 """Mark before and after a message of several lines, as in Ollama."""

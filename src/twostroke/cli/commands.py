@@ -5,7 +5,7 @@ from __future__ import annotations
 from cyclopts import App
 
 from twostroke.cli.help_pages import COMMANDS
-from twostroke.cli.numbers import give_preset, read_numbers
+from twostroke.cli.numbers import apply_preset, convert_numbers
 from twostroke.cli.short_help import command_list, short_help
 from twostroke.version import __version__
 
@@ -13,7 +13,7 @@ app = App(
     name="twostroke",
     help="An LLM inference engine and server. Start with: twostroke serve",
     version=__version__,
-    config=(give_preset, read_numbers),
+    config=(apply_preset, convert_numbers),
     **command_list("twostroke", COMMANDS),
 )
 for _place, _name in enumerate(COMMANDS):

@@ -9,10 +9,10 @@ from twostroke.engine.event_sinks import consistent_events, merged_events
 from twostroke.errors import ClientError, InvalidParameter, UnreadableEvent
 from twostroke.event_codec import from_json
 from twostroke.events import Event, StepCommitted
+from twostroke.simulation.complete import check_times, check_usable
 from twostroke.simulation.trace import is_trace
-from twostroke.simulation.whole import check_times, check_usable
 
-_RUN_FIRST = "Give the file that --event-log wrote, once its engine has answered requests."
+_EMPTY_LOG_REMEDY = "Give the file that --event-log wrote, once its engine has answered requests."
 
 
 def check_source(paths: Sequence[Path], url: str | None, with_a_file: str) -> None:
@@ -55,7 +55,7 @@ def read_logs(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
             raise
         raise InvalidParameter(name, error.value, error.limit, error.remedy) from error
     if not events:
-        raise InvalidParameter(name, _named(paths), "holds no event", _RUN_FIRST)
+        raise InvalidParameter(name, _named(paths), "holds no event", _EMPTY_LOG_REMEDY)
     with consistent_events(paths, name):
         check_times(events)
     return events
@@ -74,7 +74,7 @@ def read_run(paths: Sequence[Path], name: str = "event_log") -> list[Event]:
     """
     events = read_logs(paths, name)
     if not any(isinstance(event, StepCommitted) for event in events):
-        raise InvalidParameter(name, _named(paths), "holds no finished step", _RUN_FIRST)
+        raise InvalidParameter(name, _named(paths), "holds no finished step", _EMPTY_LOG_REMEDY)
     with consistent_events(paths, name):
         check_usable(events)
     return events

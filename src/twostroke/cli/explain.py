@@ -24,7 +24,7 @@ from twostroke.plain_words import reason_of
 
 LogsFlag = Annotated[tuple[Path, ...], Parameter(consume_multiple=True)]
 
-SERVER_PATIENCE_S = 60.0
+SERVER_TIMEOUT_S = 60.0
 
 
 def explain(
@@ -57,7 +57,7 @@ def explain(
     """
     check_source(event_log, url, f"twostroke explain {request_id} --event-log FILE")
     if url is not None:
-        _ask(Server(url, api_key), request_id, json_output=json_output, trace=trace)
+        _explain_from_server(Server(url, api_key), request_id, json_output=json_output, trace=trace)
         return
     events = read_logs(event_log)
     with consistent_events(event_log):
@@ -91,21 +91,23 @@ class Server:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         try:
             request = urllib.request.Request(self.url.rstrip("/") + path, headers=headers)
-            with urllib.request.urlopen(request, timeout=SERVER_PATIENCE_S) as answer:
+            with urllib.request.urlopen(request, timeout=SERVER_TIMEOUT_S) as answer:
                 kind, text = answer.headers.get_content_type(), answer.read().decode()
         except urllib.error.HTTPError as error:
             raise InvalidParameter("url", self.url, f"the server answers {error.code}: {_body_of(error)}") from None
         except http.client.InvalidURL as error:
-            raise InvalidParameter("url", self.url, f"is not a valid URL ({reason_of(error)})", _ADDRESS) from error
+            raise InvalidParameter(
+                "url", self.url, f"is not a valid URL ({reason_of(error)})", _ADDRESS_REMEDY
+            ) from error
         except http.client.HTTPException as error:
             limit = f"returns an incomplete or invalid HTTP response ({reason_of(error)})"
-            raise InvalidParameter("url", self.url, limit, _ADDRESS) from error
+            raise InvalidParameter("url", self.url, limit, _ADDRESS_REMEDY) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             limit = f"cannot be reached ({reason_of(reason) if isinstance(reason, Exception) else reason})"
-            raise InvalidParameter("url", self.url, limit, _ADDRESS) from error
+            raise InvalidParameter("url", self.url, limit, _ADDRESS_REMEDY) from error
         if kind == "text/html":
-            raise self.another_kind("a web page")
+            raise self.wrong_server_error("a web page")
         return text
 
     def get_json(self, path: str) -> object:
@@ -119,21 +121,21 @@ class Server:
         except InvalidParameter:
             raise
         except (ValueError, RecursionError) as error:
-            raise self.another_kind("a body that is not JSON") from error
+            raise self.wrong_server_error("a body that is not JSON") from error
 
-    def another_kind(self, answer: str) -> InvalidParameter:
+    def wrong_server_error(self, answer: str) -> InvalidParameter:
         """Return the error for a server that is not `twostroke serve`.
 
         Args:
             answer: what it sent instead, for the message.
         """
-        return InvalidParameter("url", self.url, f"returns {answer}; no `twostroke serve` runs there", _ADDRESS)
+        return InvalidParameter("url", self.url, f"returns {answer}; no `twostroke serve` runs there", _ADDRESS_REMEDY)
 
 
-_ADDRESS = "Give the address that `twostroke serve` printed."
+_ADDRESS_REMEDY = "Give the address that `twostroke serve` printed."
 
 
-def _ask(server: Server, request_id: str, *, json_output: bool, trace: Path | None) -> None:
+def _explain_from_server(server: Server, request_id: str, *, json_output: bool, trace: Path | None) -> None:
     path = f"/v1/requests/{quote(request_id, safe='')}/timeline"
     if trace is not None:
         _write_trace(trace, json.dumps(server.get_json("/v1/trace")))

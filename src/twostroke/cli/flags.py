@@ -78,14 +78,14 @@ def _read_bias(_: type, tokens: Sequence[Token]) -> dict[int, float]:
 def _read_structure(_: type, tokens: Sequence[Token]) -> StructuredOutputs:
     """Parse the JSON of --structured-outputs: {"regex": "[0-9]+"} gives StructuredOutputs(regex="[0-9]+")."""
     text = tokens[0].value
-    given = _from_json("structured_outputs", text, """Quote it: '{"regex": "[0-9]+"}'.""")
+    given = _parse_json("structured_outputs", text, """Quote it: '{"regex": "[0-9]+"}'.""")
     params = SamplingParams(structured_outputs=given)
     if params.structured_outputs is None:
         raise InvalidParameter("structured_outputs", text, 'must be an object such as {"regex": "[0-9]+"}')
     return params.structured_outputs
 
 
-def _from_json(name: str, text: str, remedy: str) -> Any:
+def _parse_json(name: str, text: str, remedy: str) -> Any:
     """Parse the JSON value of a flag."""
     try:
         return json.loads(text)
@@ -93,14 +93,14 @@ def _from_json(name: str, text: str, remedy: str) -> Any:
         raise InvalidParameter(name, text, f"must be JSON ({error})", remedy) from error
 
 
-def _object(name: str, text: str, remedy: str) -> dict[str, Any]:
-    given = _from_json(name, text, remedy)
+def _json_object(name: str, text: str, remedy: str) -> dict[str, Any]:
+    given = _parse_json(name, text, remedy)
     if not isinstance(given, dict):
         raise InvalidParameter(name, text, "must be an object", remedy)
     return cast(dict[str, Any], given)
 
 
-_ONE_WORD: dict[str, Any] = {"accepts_keys": False, "n_tokens": 1, "consume_multiple": False}
+_SINGLE_WORD_VALUE: dict[str, Any] = {"accepts_keys": False, "n_tokens": 1, "consume_multiple": False}
 """Arguments for a cyclopts parameter whose value is one word, although its type has several fields or entries."""
 
 
@@ -108,15 +108,15 @@ def json_object(name: str) -> Parameter:
     """Return the parameter of a flag whose value is a JSON object of settings."""
 
     def read(_: type, tokens: Sequence[Token]) -> dict[str, Any]:
-        return _object(name, tokens[0].value, """Quote it: '{"kv_cache_dtype": "int8"}'.""")
+        return _json_object(name, tokens[0].value, """Quote it: '{"kv_cache_dtype": "int8"}'.""")
 
-    return Parameter(converter=read, **_ONE_WORD, metavar="JSON")
+    return Parameter(converter=read, **_SINGLE_WORD_VALUE, metavar="JSON")
 
 
 def _read_speculation(_: type, tokens: Sequence[Token]) -> SpeculativeConfig:
     """Parse the JSON of --speculative-config: {"method": "ngram"} gives SpeculativeConfig(method="ngram")."""
     remedy = """Quote it: '{"method": "ngram", "num_speculative_tokens": 4}'."""
-    return SpeculativeConfig.read(_object("speculative_config", tokens[0].value, remedy))
+    return SpeculativeConfig.read(_json_object("speculative_config", tokens[0].value, remedy))
 
 
 SpeculationFlag = Annotated[
@@ -125,18 +125,22 @@ SpeculationFlag = Annotated[
         name="--speculative-config",
         group=group("Speculation"),
         converter=_read_speculation,
-        **_ONE_WORD,
+        **_SINGLE_WORD_VALUE,
         metavar="JSON",
         help="Draft tokens and verify them, several in one pass; the output stays the same. For example "
         """'{"method": "ngram", "num_speculative_tokens": 4}'.""",
     ),
 ]
-Structure = Annotated[StructuredOutputs | None, Parameter(converter=_read_structure, **_ONE_WORD, metavar="JSON")]
-LogitBias = Annotated[Mapping[int, float] | None, Parameter(converter=_read_bias, **_ONE_WORD, metavar="ID:BIAS,...")]
+Structure = Annotated[
+    StructuredOutputs | None, Parameter(converter=_read_structure, **_SINGLE_WORD_VALUE, metavar="JSON")
+]
+LogitBias = Annotated[
+    Mapping[int, float] | None, Parameter(converter=_read_bias, **_SINGLE_WORD_VALUE, metavar="ID:BIAS,...")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SamplingByFlags(SamplingParams):
+class _SamplingFlags(SamplingParams):
     """Sampling settings, with converters for flags that need their own syntax."""
 
     logit_bias: LogitBias = field(default=None, hash=False)
@@ -147,7 +151,7 @@ class _SamplingByFlags(SamplingParams):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionSampling(_SamplingByFlags):
+class CompletionSampling(_SamplingFlags):
     """Sampling settings with the defaults of `generate`: greedy, at most 128 tokens."""
 
     temperature: float = 0.0
@@ -157,7 +161,7 @@ class CompletionSampling(_SamplingByFlags):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSampling(_SamplingByFlags):
+class ChatSampling(_SamplingFlags):
     """Sampling settings with the defaults of `chat`: temperature 0.7, top_p 0.95, at most 256 tokens."""
 
     temperature: float = 0.7
@@ -182,7 +186,7 @@ class FairScheduler(SchedulerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadByFlags(LoadConfig):
+class LoadFromFlags(LoadConfig):
     """Load settings with short names of flags."""
 
     tensor_parallel_size: Annotated[int, Parameter(alias="-tp")] = 1
@@ -191,7 +195,7 @@ class LoadByFlags(LoadConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBesideModel(LoadByFlags):
+class LoadFromFlagsWithoutModel(LoadFromFlags):
     """Load settings for commands that also take the model as a positional argument.
 
     These commands parse --model themselves, to know whether it was given.
@@ -200,18 +204,18 @@ class LoadBesideModel(LoadByFlags):
     model: Annotated[str, Parameter(parse=False)] = "embedded"
 
 
-class GivenDevice(str):
+class ExplicitDevice(str):
     """Device named by a flag. Unlike the default, it can contradict --device-name."""
 
     __slots__ = ()
 
 
-def _read_device(_: type, tokens: Sequence[Token]) -> GivenDevice:
-    return GivenDevice(tokens[0].value)
+def _read_device(_: type, tokens: Sequence[Token]) -> ExplicitDevice:
+    return ExplicitDevice(tokens[0].value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadToPlan(LoadBesideModel):
+class PlannedLoad(LoadFromFlagsWithoutModel):
     """Load settings for a plan; the device need not be on this machine."""
 
     device: Annotated[Device, Parameter(converter=_read_device)] = "cpu"
@@ -219,18 +223,18 @@ class LoadToPlan(LoadBesideModel):
     --device-name names the GPU."""
 
 
-LoadFlags = Annotated[LoadByFlags, Parameter(name="*", group=group("Model"))]
+LoadFlags = Annotated[LoadFromFlags, Parameter(name="*", group=group("Model"))]
 PresetFlag = Annotated[Preset | None, Parameter(group=group("Scheduler"), help=preset_help())]
 FairSchedulerFlags = Annotated[FairScheduler, Parameter(name="*", group=group("Scheduler"))]
-LoadToPlanFlags = Annotated[LoadToPlan, Parameter(name="*", group=group("Model"))]
-LoadBesideModelFlags = Annotated[LoadBesideModel, Parameter(name="*", group=group("Model"))]
+PlannedLoadFlags = Annotated[PlannedLoad, Parameter(name="*", group=group("Model"))]
+LoadFlagsWithoutModel = Annotated[LoadFromFlagsWithoutModel, Parameter(name="*", group=group("Model"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
     """Settings of an engine without speculative decoding."""
 
-    load: LoadFlags = LoadByFlags()
+    load: LoadFlags = LoadFromFlags()
     cache: CacheFlags = CacheConfig()
     scheduler: SchedulerFlags = SchedulerConfig()
 
@@ -250,43 +254,43 @@ class DraftingEngineFlags(EngineFlags):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineBesideModelFlags(DraftingEngineFlags):
+class EngineFlagsWithoutModel(DraftingEngineFlags):
     """Settings of an engine, for commands that also take the model as a positional argument."""
 
-    load: LoadBesideModelFlags = LoadBesideModel()
+    load: LoadFlagsWithoutModel = LoadFromFlagsWithoutModel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedEngineFlags(EngineBesideModelFlags):
+class ServedEngineFlags(EngineFlagsWithoutModel):
     """Settings of a server's engine; its default policy is fair among tenants."""
 
     scheduler: FairSchedulerFlags = FairScheduler()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineToPlanFlags(DraftingEngineFlags):
+class PlannedEngineFlags(DraftingEngineFlags):
     """Settings of an engine to plan; its device need not be on this machine."""
 
-    load: LoadToPlanFlags = LoadToPlan()
+    load: PlannedLoadFlags = PlannedLoad()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOfTraceFlags(EngineFlags):
+class TraceEngineFlags(EngineFlags):
     """Settings of an engine for a trace, without speculative decoding: acceptance cannot be simulated."""
 
-    load: LoadBesideModelFlags = LoadBesideModel()
+    load: LoadFlagsWithoutModel = LoadFromFlagsWithoutModel()
 
 
-def with_model(load: LoadConfig, *, by_place: str | None, by_flag: str | None) -> LoadConfig:
+def with_model(load: LoadConfig, *, positional: str | None, flag: str | None) -> LoadConfig:
     """Return the load settings with the model that was given, as a positional argument or with --model.
 
     Raises:
         InvalidParameter: both are given, and they differ.
     """
-    if by_place is not None and by_flag is not None and by_place != by_flag:
-        limit = f"contradicts MODEL, which is {by_place!r}"
-        raise InvalidParameter("--model", by_flag, limit, "Give the model once, as MODEL or with --model.")
-    given = by_flag if by_place is None else by_place
+    if positional is not None and flag is not None and positional != flag:
+        limit = f"contradicts MODEL, which is {positional!r}"
+        raise InvalidParameter("--model", flag, limit, "Give the model once, as MODEL or with --model.")
+    given = flag if positional is None else positional
     return load if given is None else replace(load, model=given)
 
 

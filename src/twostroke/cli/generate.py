@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from twostroke.cli.flags import (
     CompletionSampling,
     CompletionSamplingFlags,
-    EngineBesideModelFlags,
+    EngineFlagsWithoutModel,
     JsonFlag,
     ModelFlag,
     QuietFlag,
@@ -33,7 +33,7 @@ def generate(
     *words: str,
     prompt_file: Path | None = None,
     model_flag: ModelFlag = None,
-    engine_flags: Annotated[EngineBesideModelFlags, Parameter(name="*")] = EngineBesideModelFlags(),
+    engine_flags: Annotated[EngineFlagsWithoutModel, Parameter(name="*")] = EngineFlagsWithoutModel(),
     sampling: CompletionSamplingFlags = CompletionSampling(),
     json_output: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -76,10 +76,10 @@ def generate(
 
 
 def started_engine(
-    flags: EngineBesideModelFlags, model: str | None, model_flag: str | None, *, quiet: bool
+    flags: EngineFlagsWithoutModel, model: str | None, model_flag: str | None, *, quiet: bool
 ) -> TextEngine:
     """Load the model that a command names, as an argument or with a flag; print the start-up lines on stderr."""
-    load = with_model(flags.load, by_place=model, by_flag=model_flag)
+    load = with_model(flags.load, positional=model, flag=model_flag)
     from twostroke.client.text_engine import build_text_engine  # loads torch
     from twostroke.engine.facts import printed_lines
 

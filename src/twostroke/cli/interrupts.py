@@ -15,15 +15,15 @@ INTERRUPTED = 130
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
-_before: list[Callable[[], object]] = []
+_before_exit: list[Callable[[], object]] = []
 
 
-def before_ending(call: Callable[[], object]) -> None:
+def before_exit(call: Callable[[], object]) -> None:
     """Register a call for before such an exit, which does not run what is registered with `atexit`."""
-    _before.append(call)
+    _before_exit.append(call)
 
 
-def end_quietly_while_importing() -> None:
+def exit_quietly_on_interrupted_imports() -> None:
     """Exit at once on a Ctrl-C during an import; otherwise Ctrl-C raises KeyboardInterrupt as usual.
 
     If the parent process had Ctrl-C ignored, as shells do for background processes, it stays ignored.
@@ -32,7 +32,7 @@ def end_quietly_while_importing() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
-def imports_are_done() -> None:
+def restore_interrupt_handler() -> None:
     """Restore Python's own handler of Ctrl-C; event loops install theirs only in place of that one."""
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,7 +42,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     above = frame
     while above is not None:
         if above.f_code.co_filename == _IMPORTING:
-            for call in _before:
+            for call in _before_exit:
                 call()
             os._exit(INTERRUPTED)
         above = above.f_back

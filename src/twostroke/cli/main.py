@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from twostroke.cli.interrupts import INTERRUPTED, before_ending, end_quietly_while_importing
+from twostroke.cli.interrupts import INTERRUPTED, before_exit, exit_quietly_on_interrupted_imports
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
 def main() -> None:
     """Run the command line; exit with 1 after an error of ours, printed as one line, and with 2 for wrong usage."""
-    end_quietly_while_importing()
+    exit_quietly_on_interrupted_imports()
     _make_streams_usable()
     try:
         try:
@@ -39,14 +39,14 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich exits so from help and tables
-            _leave_to_nobody()
+            _exit_on_broken_pipe()
         raise
     except BrokenPipeError:
-        _leave_to_nobody()
+        _exit_on_broken_pipe()
     except OSError as error:
         if error.filename is not None:  # a file error that was not handled is a bug: show the traceback
             raise
-        _drop_stdout()
+        _discard_stdout()
         with contextlib.suppress(OSError):  # stderr may be full, too
             sys.stderr.write(f"twostroke: the output cannot be written: {error.strerror}\n")
         sys.exit(1)
@@ -69,16 +69,16 @@ def _start_engine_early(arguments: Sequence[str]) -> None:
         from twostroke.engine.garbage import disable_gc
 
         disable_gc()
-        before_ending(drop_early)
+        before_exit(drop_early)
         start_early(child_command("twostroke.cluster.process"))
 
 
 def _run(arguments: Sequence[str]) -> None:
     """Run a command; raise SystemExit if it is refused."""
     from twostroke.cli.commands import app  # slow; Ctrl-C may arrive meanwhile
-    from twostroke.cli.habits import run_words
+    from twostroke.cli.other_programs import run_command_line
 
-    run_words(app, arguments, "twostroke")
+    run_command_line(app, arguments, "twostroke")
 
 
 def _make_streams_usable() -> None:
@@ -90,12 +90,12 @@ def _make_streams_usable() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _leave_to_nobody() -> NoReturn:
+def _exit_on_broken_pipe() -> NoReturn:
     """Exit with 141, which is 128 + SIGPIPE in shells: the reader closed our output, which is not an error."""
-    _drop_stdout()
+    _discard_stdout()
     sys.exit(141)
 
 
-def _drop_stdout() -> None:
+def _discard_stdout() -> None:
     """Redirect stdout to the null device, so that buffered output is not written again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -48,7 +48,7 @@ def _table() -> str:
 
     rows = [("name", "kind", "size", "licence", "here", "package", "sha256", "hub id")]
     for model in NAMED_MODELS.values():
-        here = "no" if not model.is_here else "yes" if is_checked(model) else "not checked"
+        here = "no" if not model.is_downloaded else "yes" if is_checked(model) else "not checked"
         size, digits = f"{model.num_bytes / 1e6:.0f} MB", model.sha256[:_HASH_DIGITS]
         rows.append((model.name, model.kind, size, model.licence, here, model.source, digits, model.hub_id))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -19,11 +19,11 @@ _SIZES = ("memory", "bytes", "offloading_size")
 """Endings of the names of settings that are numbers of bytes."""
 _TIMES = "_s"
 _RATES = "bytes_per_s"
-_LONGEST_S = 1e9
+_MAX_S = 1e9
 """Upper bound of a time in seconds; above the limit of every setting."""
 
 
-def read_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+def convert_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Convert numbers with units to plain ones, for integers, seconds and bytes per second.
 
     Args:
@@ -38,9 +38,9 @@ def read_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
     for argument in arguments:
         name, kinds = argument.field_info.name, set(get_args(argument.hint) or (argument.hint,)) - {NoneType}
         if kinds == {int}:
-            read, needs_reading = byte_count if name.endswith(_SIZES) else count, _is_no_whole_number
+            read, needs_reading = byte_count if name.endswith(_SIZES) else count, _is_not_integer
         elif kinds == {float} and name.endswith(_TIMES):
-            read, needs_reading = _rate if name.endswith(_RATES) else _seconds, _is_no_number
+            read, needs_reading = _rate if name.endswith(_RATES) else _seconds, _is_not_number
         else:
             continue
         argument.tokens = [
@@ -55,10 +55,10 @@ def _rate(name: str, text: str) -> int:
 
 
 def _seconds(name: str, text: str) -> float:
-    return seconds(name, text, most_s=_LONGEST_S)
+    return seconds(name, text, most_s=_MAX_S)
 
 
-def _is_no_number(value: str) -> bool:
+def _is_not_number(value: str) -> bool:
     try:
         float(value)
     except ValueError:
@@ -66,12 +66,12 @@ def _is_no_number(value: str) -> bool:
     return False
 
 
-def _is_no_whole_number(value: str) -> bool:
+def _is_not_integer(value: str) -> bool:
     """Return whether a value needs conversion because the parser would refuse or change it: it rounds 1.5 to 2."""
     return bool(value) and not value.lstrip("+-").isdecimal()
 
 
-_NAME = "preset"
+_PRESET = "preset"
 
 
 def preset_help() -> str:
@@ -84,7 +84,7 @@ def preset_help() -> str:
     return f"Group of settings; flags that are given override it. {' '.join(parts)}"
 
 
-def give_preset(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+def apply_preset(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Set the values of a preset for flags that are not given; the parser refuses an unknown preset.
 
     Args:
@@ -94,11 +94,11 @@ def give_preset(app: App, commands: tuple[str, ...], arguments: ArgumentCollecti
     """
     del app, commands
     by_name = {argument.field_info.name: argument for argument in arguments}
-    given = by_name[_NAME].tokens if _NAME in by_name else []
+    given = by_name[_PRESET].tokens if _PRESET in by_name else []
     settings = cast(Mapping[str, Mapping[str, Any]], PRESETS).get(given[-1].value, {}) if given else {}
     for name, value in settings.items():
         if not by_name[name].tokens:
-            by_name[name].append(Token(keyword=f"--{_NAME}", value=str(value), source=_NAME))
+            by_name[name].append(Token(keyword=f"--{_PRESET}", value=str(value), source=_PRESET))
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_run
-from twostroke.cli.flags import EngineToPlanFlags, GivenDevice, JsonFlag, ModelFlag, group, with_model
+from twostroke.cli.flags import ExplicitDevice, JsonFlag, ModelFlag, PlannedEngineFlags, group, with_model
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import consistent_events
 from twostroke.errors import InvalidParameter
@@ -22,7 +22,7 @@ def plan(
     *,
     model_flag: ModelFlag = None,
     options: Annotated[PlanOptions, Parameter(name="*", group=group("Plan"))] = PlanOptions(),
-    engine: Annotated[EngineToPlanFlags, Parameter(name="*")] = EngineToPlanFlags(),
+    engine: Annotated[PlannedEngineFlags, Parameter(name="*")] = PlannedEngineFlags(),
     search: Annotated[SearchOptions, Parameter(name="*", group=group("Search"))] = SearchOptions(),
     json_output: JsonFlag = False,
 ) -> None:
@@ -44,8 +44,8 @@ def plan(
     from twostroke.planner.machine import planned_load
     from twostroke.planner.plan import make_plan  # loads torch
 
-    loaded = with_model(engine.load, by_place=model, by_flag=model_flag)
-    if options.device_name is not None and isinstance(loaded.device, GivenDevice) and loaded.device != "cuda":
+    loaded = with_model(engine.load, positional=model, flag=model_flag)
+    if options.device_name is not None and isinstance(loaded.device, ExplicitDevice) and loaded.device != "cuda":
         limit = f"contradicts --device-name {options.device_name}, which is a GPU"
         raise InvalidParameter("--device", str(loaded.device), limit, "Give one of the two.")
     if options.device_name is not None:  # known devices are GPUs; none need be on this machine

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from twostroke.cli.habits import STDIN
+from twostroke.cli.other_programs import STDIN
 from twostroke.errors import ClientError, InvalidParameter
 from twostroke.model.model_path import HUB_ID
 
-_HOW = "twostroke generate [MODEL] PROMPT, with - as PROMPT to read it from stdin"
+_USAGE = "twostroke generate [MODEL] PROMPT, with - as PROMPT to read it from stdin"
 _FILES = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
 _PLACES = ("/", "./", "../", "~/")
 _SIZED = re.compile(r"[A-Za-z][\w.]*[-_][\w.-]*\d[bBmM](?:[-_.:][\w.:-]*)?|[\w.-]+:[\w.-]*\d[\w.-]*|[\w.-]+:latest")
@@ -40,32 +40,33 @@ def model_and_prompt(words: Sequence[str], prompt_file: Path | None, *, has_mode
     """
     *models, prompt = [*words, _read(prompt_file)] if prompt_file is not None else words or [None]
     if prompt is None:
-        raise ClientError(f"there is no PROMPT: {_HOW}.")
+        raise ClientError(f"there is no PROMPT: {_USAGE}.")
     if len(models) > 1:
         given = " ".join(map(repr, words))
-        raise ClientError(f"too many words ({given}): {_HOW}. Quote a PROMPT that has spaces.")
+        raise ClientError(f"too many words ({given}): {_USAGE}. Quote a PROMPT that has spaces.")
     if not (models or has_model or prompt_file):
-        _check_no_model(prompt)
+        _refuse_lone_model(prompt)
     if not prompt:
         raise ClientError("the PROMPT is empty: a model needs at least one token to begin with.")
     return (models[0] if models else None), prompt
 
 
-def _check_no_model(word: str) -> None:
+def _refuse_lone_model(word: str) -> None:
     """Raise if the only word looks like a model or a file; the embedded model would complete it as a prompt."""
     quoted = shlex.quote(word)
     if _is_file(word) and not word.lower().endswith(_FILES):
         meant = f"To complete its text: twostroke generate --prompt-file {quoted}"
-        raise ClientError(f"{word!r} is a file, not a model: {_HOW}. {meant}")
-    if names_model(word):
+        raise ClientError(f"{word!r} is a file, not a model: {_USAGE}. {meant}")
+    if looks_like_model(word):
         itself = f"To complete this word, put a model before it: twostroke generate embedded {quoted}"
-        raise ClientError(f"there is no PROMPT after the model {word!r}: {_HOW}. {itself}")
+        raise ClientError(f"there is no PROMPT after the model {word!r}: {_USAGE}. {itself}")
 
 
-def names_model(word: str) -> bool:
+def looks_like_model(word: str) -> bool:
     """Return whether a word looks like a model: here, on the hub, or in Ollama's library.
 
-    >>> [names_model(word) for word in ("Qwen/Qwen3-0.6B", "llama3.2:1b", "./model", "hello", "def f(a, b):", "a / b")]
+    >>> words = ("Qwen/Qwen3-0.6B", "llama3.2:1b", "./model", "hello", "def f(a, b):", "a / b")
+    >>> [looks_like_model(word) for word in words]
     [True, True, True, False, False, False]
     """
     if not word or any(character.isspace() for character in word):

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twostroke.cli.event_logs import read_logs
-from twostroke.cli.flags import EngineOfTraceFlags, JsonFlag, ModelFlag, group, with_model
+from twostroke.cli.flags import JsonFlag, ModelFlag, TraceEngineFlags, group, with_model
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.event_sinks import consistent_events, is_event_log
 from twostroke.errors import InvalidParameter
@@ -30,7 +30,7 @@ def replay(
     set_: SetFlag = (),
     model: ModelFlag = None,
     options: Annotated[TraceOptions, Parameter(name="*", group=group("Trace"))] = TraceOptions(),
-    engine: Annotated[EngineOfTraceFlags, Parameter(name="*")] = EngineOfTraceFlags(),
+    engine: Annotated[TraceEngineFlags, Parameter(name="*")] = TraceEngineFlags(),
     png: Path | None = None,
     json_output: JsonFlag = False,
 ) -> None:
@@ -60,14 +60,14 @@ def replay(
     """
     check_png(png)
     what_ifs = (WhatIf.read(set_),) if set_ else ()
-    asks_for_a_trace = (model, options, engine) != (None, TraceOptions(), EngineOfTraceFlags())
+    asks_for_a_trace = (model, options, engine) != (None, TraceOptions(), TraceEngineFlags())
     if asks_for_a_trace and is_event_log(path):
         limit = "must be a Mooncake trace beside --model, settings of an engine or of a machine; it is an event log"
         raise InvalidParameter("path", str(path), limit, "Leave these out, and give settings by --set KEY=VALUE.")
     if asks_for_a_trace or is_trace(path):
         if png is not None:
             raise InvalidParameter("png", str(png), "draws the replay of an event log", "Leave it out for a trace.")
-        config = engine.config(with_model(engine.load, by_place=None, by_flag=model))
+        config = engine.config(with_model(engine.load, positional=None, flag=model))
         _replay_trace(path, config, options, what_ifs, json_output)
     else:
         _replay_log(path, what_ifs, png, json_output)

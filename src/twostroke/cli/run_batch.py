@@ -10,10 +10,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twostroke.cli.flags import DraftingEngineFlags, ModelNames, PresetFlag, QuietFlag
-from twostroke.cli.interrupts import imports_are_done
+from twostroke.cli.interrupts import restore_interrupt_handler
 from twostroke.config.server import ServerConfig
 
-PATIENT = 2**31 - 1
+UNLIMITED_QUEUE = 2**31 - 1
 """Queue limit of a batch file. It exceeds any batch, so no request is refused: no other client waits."""
 
 
@@ -37,8 +37,8 @@ class AnswerFlags:
     def server(self) -> ServerConfig:
         """Return the settings of the server that would answer these requests."""
         return ServerConfig(
-            max_queued_requests=PATIENT,
-            max_queued_tokens=PATIENT,
+            max_queued_requests=UNLIMITED_QUEUE,
+            max_queued_tokens=UNLIMITED_QUEUE,
             max_queue_wait_s=86400,  # a batch file may wait a day
             served_model_name=self.served_model_name,
             tool_call_parser=self.tool_call_parser,
@@ -75,7 +75,7 @@ def run_batch(
 
     config, server = engine.config(engine.load), answers.server()
     run = answer_file(config, server, requests, output, max_concurrency=answers.max_concurrency, progress=not quiet)
-    imports_are_done()
+    restore_interrupt_handler()
     count = uvloop.run(run)
     if not quiet:
         sys.stderr.write(f"{output}: {count}\n")

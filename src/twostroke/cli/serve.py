@@ -22,13 +22,13 @@ from twostroke.cli.flags import (
     json_object,
     with_model,
 )
-from twostroke.cli.interrupts import imports_are_done
+from twostroke.cli.interrupts import restore_interrupt_handler
 from twostroke.config.pools import KVTransport, PoolConfig, PoolWorkers
 from twostroke.config.server import MetricsNames, ServerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolsByFlags(PoolConfig):
+class PoolsFromFlags(PoolConfig):
     """Settings of pools; those of a single pool are given as JSON."""
 
     prefill_config: Annotated[Mapping[str, Any] | None, json_object("prefill_config")] = field(default=None, hash=False)
@@ -38,7 +38,7 @@ class PoolsByFlags(PoolConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerByFlags(ServerConfig):
+class ServerFromFlags(ServerConfig):
     """Server settings, with a flag that takes several values."""
 
     served_model_name: ModelNames = ()
@@ -46,8 +46,8 @@ class ServerByFlags(ServerConfig):
     next flag are names, so put MODEL first."""
 
 
-PoolFlags = Annotated[PoolsByFlags, Parameter(name="*", group=group("Pools"))]
-ServerFlags = Annotated[ServerByFlags, Parameter(name="*", group=group("Server"))]
+PoolFlags = Annotated[PoolsFromFlags, Parameter(name="*", group=group("Pools"))]
+ServerFlags = Annotated[ServerFromFlags, Parameter(name="*", group=group("Server"))]
 
 __all__ = ["KVTransport", "MetricsNames", "Path", "PoolWorkers"]
 # cyclopts evaluates the annotations of ServerConfig and PoolConfig in this module
@@ -58,10 +58,10 @@ def serve(
     /,
     *,
     model_flag: ModelFlag = None,
-    server: ServerFlags = ServerByFlags(),
+    server: ServerFlags = ServerFromFlags(),
     engine: Annotated[ServedEngineFlags, Parameter(name="*")] = ServedEngineFlags(),
     preset: PresetFlag = None,
-    pools: PoolFlags = PoolsByFlags(),
+    pools: PoolFlags = PoolsFromFlags(),
     quiet: QuietFlag = False,
 ) -> None:
     """Serve a model to OpenAI clients, only on this machine by default (--host).
@@ -82,6 +82,6 @@ def serve(
     if model is None and model_flag is None:
         check_model_names(server.served_model_name)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
-    config = engine.config(with_model(engine.load, by_place=model, by_flag=model_flag))
-    imports_are_done()
+    config = engine.config(with_model(engine.load, positional=model, flag=model_flag))
+    restore_interrupt_handler()
     uvloop.run(run(config, server, pools, quiet=quiet))

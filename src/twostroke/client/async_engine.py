@@ -88,7 +88,7 @@ class _Command:
     """Function called instead if the engine has ended before."""
 
 
-class _Worker:
+class _EngineThread:
     """The engine's thread, and the state it shares with its callers.
 
     It has no reference to the AsyncEngine in front of it. Otherwise an AsyncEngine that was dropped would stay alive
@@ -125,7 +125,7 @@ class _Worker:
         """End a request, if it runs."""
         self._put(_Command(lambda: self._abort(request_id)))
 
-    def leave(self, stream: _Stream) -> None:
+    def drop_stream(self, stream: _Stream) -> None:
         """Abort the request of a stream that is not read any more, if it still runs."""
         with self._lock:
             if self._end is None:
@@ -151,7 +151,7 @@ class _Worker:
         end = "the engine has stopped; see the log."
         try:
             while True:
-                self._obey(block=not self._engine.has_work)
+                self._run_commands(block=not self._engine.has_work)
                 if self._end is not None:
                     end = self._end
                     break
@@ -165,7 +165,7 @@ class _Worker:
             self._fail_all(end)
             self._engine.close()
 
-    def _obey(self, *, block: bool) -> None:
+    def _run_commands(self, *, block: bool) -> None:
         """Run the queued commands; with `block` wait for at least one."""
         if block:
             self.commands.get().run()
@@ -246,7 +246,7 @@ class AsyncEngine:
 
     def __init__(self, model: str = "embedded", **config: Any) -> None:
         self._engine: TextEngine = build_text_engine(EngineConfig.from_keywords(model=model, **config))
-        self._worker = _Worker(self._engine)
+        self._worker = _EngineThread(self._engine)
         # not needed at the interpreter's end: the thread is a daemon
         weakref.finalize(self, self._worker.abandon).atexit = False
 
@@ -356,4 +356,4 @@ class AsyncEngine:
         finally:
             # This also works if it is cancelled before the request is queued: commands keep their order.
             if not ended:
-                self._worker.leave(stream)
+                self._worker.drop_stream(stream)

@@ -71,7 +71,7 @@ class PoolMember:
     block: block_size, tensor_parallel_size, kv_order. Empty while no process runs."""
 
 
-Taker = Callable[[RequestOutput], bool]
+OutputHandler = Callable[[RequestOutput], bool]
 """Function that is offered each new output, and returns whether it takes it. It raises nothing."""
 
 
@@ -86,22 +86,22 @@ class OutputStream:
         self._outputs: list[RequestOutput] = []
         self._error: Exception | None = None
         """Error to raise once, after the outputs that are there."""
-        self._wake: Callable[[], object] = _nobody
-        self._taker: Taker | None = None
+        self._wake: Callable[[], object] = _ignore
+        self._handler: OutputHandler | None = None
         self._abandon = abandon
         self._is_ended = False
         self.has_begun = False
         """Whether any output was put."""
-        self._patience: asyncio.TimerHandle | None = None
+        self._start_deadline: asyncio.TimerHandle | None = None
 
     def put(self, output: RequestOutput) -> None:
         """Add an output."""
         self.has_begun = True
-        if self._patience is not None:
+        if self._start_deadline is not None:
             self._stop_waiting()
         if output.finished:
             self._is_ended = True
-        if self._taker is not None and self._taker(output):
+        if self._handler is not None and self._handler(output):
             return
         self._outputs.append(output)
         self._wake()
@@ -128,12 +128,12 @@ class OutputStream:
             raise error
         return outputs
 
-    def listen(self, wake: Callable[[], object], taker: Taker | None = None) -> None:
+    def listen(self, wake: Callable[[], object], handler: OutputHandler | None = None) -> None:
         """Call `wake` in the event loop whenever there is something to take, from now on; it must raise nothing.
 
-        With a `taker`, each output is offered to it first; an output that it takes is not stored here.
+        With a `handler`, each output is offered to it first; an output that it takes is not stored here.
         """
-        self._wake, self._taker = wake, taker
+        self._wake, self._handler = wake, handler
 
     def close(self) -> None:
         """Stop reading: a request that has not ended is aborted within a step. A second call does nothing."""
@@ -151,15 +151,15 @@ class OutputStream:
                 self._abandon(self)
                 self.fail(Overloaded(f"the request waited {within_s:.1f} s and was not begun; it was aborted.", 1))
 
-        self._patience = asyncio.get_running_loop().call_later(max(0.0, within_s), give_up_waiting)
+        self._start_deadline = asyncio.get_running_loop().call_later(max(0.0, within_s), give_up_waiting)
 
     def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._start_deadline is not None:
+            self._start_deadline.cancel()
+            self._start_deadline = None
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     """Do nothing, while there is no listener."""
 
 

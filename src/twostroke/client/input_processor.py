@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol, TypedDict, cast
 
 from twostroke.client.chat_inputs import ChatInputs
 from twostroke.client.stop_strings import StopFinder, StopStrings
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.engine.facts import EngineFacts
 from twostroke.errors import InvalidParameter, InvalidPrompt, UnknownParameter, shown
-from twostroke.grammar.backend import FreeCalls, GrammarBackend, RequiredCallSyntax
+from twostroke.grammar.backend import GrammarBackend, OptionalCallSyntax, RequiredCallSyntax
 from twostroke.grammar.guidance import Guidance
 from twostroke.plain_words import kind_of
 from twostroke.sampling_params import SamplingParams
@@ -95,7 +95,7 @@ class ParserSettings:
     """Special tokens that end the text, beside the model's end-of-text tokens."""
     find_stops: Callable[[Sequence[str]], StopFinder] = StopStrings
     """Factory of the search for stop strings, as in PromptInput."""
-    calls: FreeCalls | RequiredCallSyntax | None = None
+    calls: OptionalCallSyntax | RequiredCallSyntax | None = None
     """Tool calls that may be written in place of structured outputs, or the form of a required call."""
 
 
@@ -269,7 +269,7 @@ class InputProcessor:
             return WHOLE
         if most == -1:
             most = max(1, self._max_model_len - (params.max_tokens or 1))
-        whole_number("truncate_prompt_tokens", most, 1, limit="at least 1, or -1 for what fits")
+        check_int("truncate_prompt_tokens", most, 1, limit="at least 1, or -1 for what fits")
         return slice(most) if framing.truncation_side == "right" else slice(-most, None)
 
     def _process_text(
@@ -278,7 +278,7 @@ class InputProcessor:
         params: SamplingParams,
         add_special_tokens: bool,
         kept: slice,
-        calls: FreeCalls | RequiredCallSyntax | None = None,
+        calls: OptionalCallSyntax | RequiredCallSyntax | None = None,
     ) -> PromptInput:
         if isinstance(text, str) and kept == WHOLE:
             least = self._tokenizer.min_num_tokens(text)  # an exact count of megabytes of text would take seconds
@@ -333,7 +333,7 @@ class InputProcessor:
         text: str | None,
         token_ids: tuple[int, ...],
         params: SamplingParams,
-        calls: FreeCalls | RequiredCallSyntax | None = None,
+        calls: OptionalCallSyntax | RequiredCallSyntax | None = None,
     ) -> PromptInput:
         num_left = self._max_model_len - len(token_ids)
         if not token_ids:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.batch import Limit, ScheduledBatch, Stroke
-from twostroke.event_codec import PackedEvent, Unread
+from twostroke.event_codec import LazyEvents, PackedEvent
 from twostroke.events import Event, KVBlockChecked, RequestFinishedByCaller, StepCommitted, StepScheduled
 
 STEP_DECAY = 0.95
@@ -161,7 +161,7 @@ class LoadMeter:
     def __init__(self, max_num_seqs: int, *, is_fair: bool) -> None:
         self._max_num_seqs = max_num_seqs
         self._is_fair = is_fair
-        self._unread: Unread[Event | _Sequence | str] = Unread(self._read)
+        self._unread: LazyEvents[Event | _Sequence | str] = LazyEvents(self._read)
         """Events, sent sequences, and ids of sequences that ended here, not yet counted."""
         self._sequences: dict[str, _Sequence] = {}
         self._foreground = _TierLoad()
@@ -254,7 +254,7 @@ class LoadMeter:
                 for sequence_id in event.suspects.ended:
                     self._ended(sequence_id)
                 for sequence_id in event.suspects.started_over:
-                    self._give_way(sequence_id)
+                    self._preempted(sequence_id)
             case _:
                 pass
 
@@ -304,7 +304,7 @@ class LoadMeter:
                 sequence.tier.num_running_tokens += num_left - sequence.num_tokens_left
                 sequence.num_tokens_left = num_left
         for sequence_id in batch.preempted_request_ids:
-            self._give_way(sequence_id)
+            self._preempted(sequence_id)
         if batch.requests:
             self._in_flight[batch.step] = time_s, num_prefill_tokens, len(batch.requests)
         head = self._sequences.get(batch.head_request_id or "")
@@ -318,7 +318,7 @@ class LoadMeter:
             sequence.tier.wait(sequence.tenant, -1, -sequence.num_tokens)
             sequence.tier.num_running_tokens += sequence.num_tokens_left
 
-    def _give_way(self, sequence_id: str) -> None:
+    def _preempted(self, sequence_id: str) -> None:
         sequence = self._sequences.get(sequence_id)
         if sequence is not None and not sequence.is_waiting:
             sequence.tier.num_running_tokens -= sequence.num_tokens_left

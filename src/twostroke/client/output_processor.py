@@ -17,7 +17,7 @@ from twostroke.batch import TokenLogprobs
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.prompt_scores import PromptScores, decode_logprobs
 from twostroke.client.stop_strings import HiddenTokens, StopMatch
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.outputs import (
     CompletionOutput,
     DraftTally,
@@ -74,8 +74,8 @@ class CompletionStream:
         Finish reason STOP means that the last token is an end-of-text or stop token, or completes structured outputs.
         """
         assert self.finish_reason is None, f"tokens for a sequence that ended with {self.finish_reason}"
-        token_ids, news = update.token_ids, update.news
-        ends_text = news is not None and self._ends_text(token_ids, news.finish_reason, news.stop_reason)
+        token_ids, status = update.token_ids, update.status
+        ends_text = status is not None and self._ends_text(token_ids, status.finish_reason, status.stop_reason)
         text_ids = token_ids[:-1] if ends_text else token_ids
         if self._looks_for_stops:
             token_ids = token_ids[: self._read_until_stop(text_ids, len(token_ids))]
@@ -91,8 +91,8 @@ class CompletionStream:
             self._push_logprobs(self._logprobs, update.logprobs[: len(token_ids)])
         if self.finish_reason is not None:
             self.times.finish_s = update.time_s
-        elif news is not None and news.finish_reason is not None:
-            self.finish(news.finish_reason, update.time_s, news.stop_reason)
+        elif status is not None and status.finish_reason is not None:
+            self.finish(status.finish_reason, update.time_s, status.stop_reason)
 
     def finish(self, reason: FinishReason, time_s: float, stop_reason: int | None = None) -> None:
         """End the sequence, and release the text that was held back."""
@@ -237,8 +237,8 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._answers: dict[str, _Answer] = {}
-        self._owner: dict[str, tuple[_Answer, CompletionStream]] = {}
+        self._answers: dict[str, _PromptOutputs] = {}
+        self._owner: dict[str, tuple[_PromptOutputs, CompletionStream]] = {}
         self._num_added = 0
 
     def add(
@@ -270,7 +270,7 @@ class OutputProcessor:
         assert len(seeds) == prompt.params.n, f"{len(seeds)} seeds for n={prompt.params.n}"
         number, self._num_added = self._num_added, self._num_added + 1
         ids = tuple(f"{request_id}#{number}.{index}" for index in range(prompt.params.n))
-        answer = _Answer(self._tokenizer, request_id, ids, prompt, seeds, arrival_time_s, kind)
+        answer = _PromptOutputs(self._tokenizer, request_id, ids, prompt, seeds, arrival_time_s, kind)
         self._answers[request_id] = answer
         self._owner.update({name: (answer, stream) for name, stream in zip(ids, answer.streams, strict=True)})
         return ids
@@ -285,7 +285,7 @@ class OutputProcessor:
         Updates of sequences that have ended here, while an engine in another process was running a step, are ignored.
         """
         ended: list[EndedSequence] = []
-        touched: dict[str, _Answer] = {}
+        touched: dict[str, _PromptOutputs] = {}
         owners = self._owner
         for update in updates:
             owner = owners.get(update.request_id)
@@ -294,8 +294,8 @@ class OutputProcessor:
             answer, stream = owner
             if stream.finish_reason is None:
                 touched[answer.request_id] = answer
-                if update.news is not None:
-                    answer.hear(stream.times, update.news)
+                if update.status is not None:
+                    answer.apply_status(stream.times, update.status)
                 stream.push(update)
                 if stream.finish_reason is not None:
                     answer.num_running -= 1
@@ -340,14 +340,14 @@ class OutputProcessor:
         """Number of live requests."""
         return len(self._answers)
 
-    def _forget(self, answer: _Answer) -> None:
+    def _forget(self, answer: _PromptOutputs) -> None:
         del self._answers[answer.request_id]
         for sequence_id in answer.sequence_ids:
             del self._owner[sequence_id]
 
 
 @dataclass(slots=True)
-class _Answer:
+class _PromptOutputs:
     """The output of one prompt, under assembly."""
 
     tokenizer: Tokenizer
@@ -380,17 +380,17 @@ class _Answer:
         num_tokens = len(self.prompt.prompt_token_ids)
         self._scores = None if params.prompt_logprobs is None else PromptScores(self.tokenizer, num_tokens)
 
-    def hear(self, times: RequestTimes, news: SequenceNews) -> None:
+    def apply_status(self, times: RequestTimes, status: SequenceStatus) -> None:
         if times.scheduled_s is None:
-            times.scheduled_s = news.scheduled_time_s
-        times.num_preemptions = max(times.num_preemptions, news.num_preemptions)
-        self._num_cached_tokens = max(self._num_cached_tokens, news.num_cached_tokens)
-        self._error = self._error or news.error
-        self._hidden_state = self._hidden_state or news.hidden_state
+            times.scheduled_s = status.scheduled_time_s
+        times.num_preemptions = max(times.num_preemptions, status.num_preemptions)
+        self._num_cached_tokens = max(self._num_cached_tokens, status.num_cached_tokens)
+        self._error = self._error or status.error
+        self._hidden_state = self._hidden_state or status.hidden_state
         if self._scores is not None:
             # Each chunk has the scores of its own positions. No position is reported twice, even if it is computed
             # again after a preemption.
-            self._scores.put(news.prompt_logprobs_start, news.prompt_logprobs)
+            self._scores.put(status.prompt_logprobs_start, status.prompt_logprobs)
 
     def abort(self, time_s: float, reason: FinishReason) -> None:
         for stream in self.streams:

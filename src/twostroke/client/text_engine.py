@@ -11,10 +11,10 @@ from types import FrameType
 from typing import Any
 
 from twostroke.client.chat_inputs import ChatInputs
-from twostroke.client.front_desk import TextFrontend
 from twostroke.client.input_processor import InputProcessor, Prompt, PromptInput
 from twostroke.client.output_processor import OutputKind
 from twostroke.client.submission import Submission
+from twostroke.client.text_frontend import TextFrontend
 from twostroke.config.engine import EngineConfig
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.garbage import paused_gc
@@ -50,7 +50,7 @@ class TextEngine(TextFrontend):
         return not self._is_closed and (self.engine.has_work or self.has_ended)
 
     @property
-    def is_whole(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether no step was interrupted. After an interrupted step the state is inconsistent, and all calls raise
         EngineError."""
         return self._is_whole
@@ -119,13 +119,13 @@ class TextEngine(TextFrontend):
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine; return the outputs of requests that it, or an abort before it, has changed.
 
-        An exception from it is never the fault of a request, and ends this engine (`is_whole`). Callers in the main
-        thread hold Ctrl-C back meanwhile (`hold_interrupts`).
+        An exception from it is never the fault of a request, and ends this engine (`is_consistent`). Callers in the
+        main thread hold Ctrl-C back meanwhile (`hold_interrupts`).
         """
         self.check_open()
         self._is_whole = False
         ended = self.take_aborted()
-        outputs = self.take_in(self.engine.step())
+        outputs = self.process_updates(self.engine.step())
         self._is_whole = True
         return [*ended, *outputs]
 

@@ -28,8 +28,8 @@ import msgspec
 from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.cluster.routed_placer import Place, Placer, ReadyWorker
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import DropKV, FetchKV
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.handover_messages import DropKV, FetchKV
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.kv_cache.prefix_cache import drift_salt
 from twostroke.kv_transfer.transport import KVSource
 from twostroke.outputs import NumericDrift, drift_description, merged_drift
@@ -40,7 +40,7 @@ MAX_ATTEMPTS = 4
 """Most attempts of a sequence without progress; after these the request probably crashes its workers."""
 
 
-class WorkerOrder(msgspec.Struct, frozen=True):
+class WorkerCommand(msgspec.Struct, frozen=True):
     """A command for a worker."""
 
     worker_id: str
@@ -51,7 +51,7 @@ class WorkerOrder(msgspec.Struct, frozen=True):
 class DispatchResult:
     """Results of a decision: commands to send and updates to deliver."""
 
-    orders: list[WorkerOrder] = field(default_factory=list[WorkerOrder])
+    commands: list[WorkerCommand] = field(default_factory=list[WorkerCommand])
     updates: list[TokenUpdate] = field(default_factory=list[TokenUpdate])
     """Updates to deliver, with the sequences' own ids."""
     lost: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -84,7 +84,7 @@ class _Sequence:
     """Cache salt of the attempt; differs from the request's where KV of other numerics is imported."""
     num_scored: int = 0
     """Prompt positions whose log-probabilities are delivered."""
-    news: SequenceNews | None = None
+    status: SequenceStatus | None = None
     """First status delivered; cache figures of later attempts would count recomputed tokens."""
 
     @property
@@ -92,8 +92,8 @@ class _Sequence:
         return self.request.request_id
 
     @property
-    def name_there(self) -> str:
-        return attempt_name(self.request.request_id, self.attempt)
+    def attempt_id(self) -> str:
+        return attempt_id_of(self.request.request_id, self.attempt)
 
     @property
     def worker_id(self) -> str | None:
@@ -112,10 +112,10 @@ class _Sequence:
         return self.place.prefill, self.place.decode
 
 
-def attempt_name(sequence_id: str, attempt: int) -> str:
+def attempt_id_of(sequence_id: str, attempt: int) -> str:
     """Return a sequence's id at a worker: its own, with the attempt's number from the second attempt on.
 
-    >>> attempt_name("a#1.0", 0), attempt_name("a#1.0", 2)
+    >>> attempt_id_of("a#1.0", 0), attempt_id_of("a#1.0", 2)
     ('a#1.0', 'a#1.0@2')
     """
     return f"{sequence_id}@{attempt}" if attempt else sequence_id
@@ -128,7 +128,7 @@ class Dispatcher:
         self._placer = placer
         self._members: dict[str, ReadyWorker] = {}
         self._sequences: dict[str, _Sequence] = {}
-        self._by_name_there: dict[str, _Sequence] = {}
+        self._by_attempt_id: dict[str, _Sequence] = {}
         self._numbers = itertools.count(1)
         self.num_resumed = 0
         """Number of attempts that resumed another."""
@@ -143,7 +143,7 @@ class Dispatcher:
     def has_delivered(self, sequence_id: str) -> bool:
         """Return whether any update of a sequence was delivered."""
         sequence = self._sequences.get(sequence_id)
-        return sequence is not None and sequence.news is not None
+        return sequence is not None and sequence.status is not None
 
     def live_on(self, worker_id: str) -> int:
         """Return the number of sequences that need a worker."""
@@ -192,7 +192,7 @@ class Dispatcher:
         self._members.pop(worker_id, None)
         outcome = DispatchResult()
         for sequence in self._sequences_needing(worker_id):
-            self._end_attempt(sequence, outcome, FinishReason.ABORT, None, but=worker_id)
+            self._end_attempt(sequence, outcome, FinishReason.ABORT, None, except_worker=worker_id)
             sequence.num_deaths_without_progress += 1
             if sequence.num_deaths_without_progress >= MAX_ATTEMPTS:
                 outcome.lost.append((sequence.name, f"{cause}, {MAX_ATTEMPTS} times in a row with this request"))
@@ -215,7 +215,7 @@ class Dispatcher:
             self._begin(sequence, outcome)
         return outcome
 
-    def give_up(self, cause: str) -> DispatchResult:
+    def end_all(self, cause: str) -> DispatchResult:
         """Give up all sequences, because no worker will run them."""
         outcome = DispatchResult()
         for sequence in list(self._sequences.values()):
@@ -224,11 +224,11 @@ class Dispatcher:
             self._forget(sequence)
         return outcome
 
-    def take_in(self, worker_id: str, updates: Iterable[TokenUpdate]) -> DispatchResult:
+    def process_updates(self, worker_id: str, updates: Iterable[TokenUpdate]) -> DispatchResult:
         """Process the updates of a worker's step; drop late ones."""
         outcome = DispatchResult()
         for update in updates:
-            sequence = self._by_name_there.get(update.request_id)
+            sequence = self._by_attempt_id.get(update.request_id)
             if sequence is None or sequence.worker_id != worker_id or update.start != len(sequence.token_ids):
                 self.num_late_updates += 1
                 continue
@@ -277,28 +277,28 @@ class Dispatcher:
         if drift:
             outcome.drifted.append((sequence.name, drift))
         told = replace(place, reason=f"{place.reason}; numerics differ: {drift_description(drift)}") if drift else place
-        outcome.placed.append((attempt_name(sequence.name, sequence.attempt + 1), told))
+        outcome.placed.append((attempt_id_of(sequence.name, sequence.attempt + 1), told))
         sequence.cache_salt = self._cache_salt(sequence)
         sequence.attempt += 1
         sequence.is_decoding = place.prefill is None
-        self._by_name_there[sequence.name_there] = sequence
+        self._by_attempt_id[sequence.attempt_id] = sequence
         request = self._request_of(sequence)
         if place.prefill is None:
-            outcome.orders.append(WorkerOrder(place.decode, Add(request)))
+            outcome.commands.append(WorkerCommand(place.decode, Add(request)))
             return
-        giver, taker = self._members[place.prefill], self._members[place.decode]
-        lender = giver.lender
+        prefill_member, decode_member = self._members[place.prefill], self._members[place.decode]
+        lender = prefill_member.lender
         assert lender is not None, f"{place.prefill} lends nothing"
         number = sequence.import_id = next(self._numbers)
         new = request.new_request
-        source = KVSource(lender.address, lender.epoch, number, giver.block_size, giver.whole_tokens)
+        source = KVSource(lender.address, lender.epoch, number, prefill_member.block_size, prefill_member.whole_tokens)
         max_tokens = len(sequence.token_ids) + 1
-        here = replace(request, max_tokens=max_tokens, lend_as=number, lend_block_size=taker.whole_tokens)
-        outcome.orders.append(WorkerOrder(place.prefill, Add(here)))
+        here = replace(request, max_tokens=max_tokens, lend_as=number, lend_block_size=decode_member.whole_tokens)
+        outcome.commands.append(WorkerCommand(place.prefill, Add(here)))
         fetch = FetchKV(
             number, request.request_id, new.prompt_token_ids + new.output_token_ids, sequence.cache_salt, source
         )
-        outcome.orders.append(WorkerOrder(place.decode, fetch))
+        outcome.commands.append(WorkerCommand(place.decode, fetch))
 
     def _compare_numerics(self, sequence: _Sequence) -> NumericDrift:
         """Record the numerics of the attempt's workers; return those that differ among all workers of the sequence."""
@@ -315,8 +315,8 @@ class Dispatcher:
         place, salt = sequence.place, sequence.request.cache_salt
         if place is None or place.prefill is None:
             return salt
-        giver, taker = self._members[place.prefill], self._members[place.decode]
-        return salt if giver.numerics == taker.numerics else drift_salt(salt, giver.numerics)
+        prefill_member, decode_member = self._members[place.prefill], self._members[place.decode]
+        return salt if prefill_member.numerics == decode_member.numerics else drift_salt(salt, prefill_member.numerics)
 
     def _request_of(self, sequence: _Sequence, import_id: int | None = None) -> GenerationRequest:
         """Return the request as the next worker runs it."""
@@ -326,7 +326,7 @@ class Dispatcher:
             params = replace(params, prompt_logprobs=None)
         new = replace(
             request.new_request,
-            request_id=sequence.name_there,
+            request_id=sequence.attempt_id,
             params=params,
             output_token_ids=tuple(sequence.token_ids),
         )
@@ -338,41 +338,43 @@ class Dispatcher:
             if sequence.is_decoding:
                 sequence.import_id = None
         sequence.token_ids.extend(update.token_ids)
-        news, ends = update.news, update.finish_reason is not None
+        status, ends = update.status, update.finish_reason is not None
         goes_on = (
             update.finish_reason is FinishReason.LENGTH
             and not sequence.is_decoding
             and len(sequence.token_ids) < sequence.request.max_tokens
         )
-        if news is not None:
-            news = self._news(sequence, msgspec.structs.replace(news, finish_reason=None) if goes_on else news)
-        outcome.updates.append(msgspec.structs.replace(update, request_id=sequence.name, news=news))
+        if status is not None:
+            status = self._with_new_scores(
+                sequence, msgspec.structs.replace(status, finish_reason=None) if goes_on else status
+            )
+        outcome.updates.append(msgspec.structs.replace(update, request_id=sequence.name, status=status))
         if goes_on:
             assert sequence.place is not None, f"{sequence.name} runs nowhere"
             sequence.is_decoding = True
-            outcome.orders.append(
-                WorkerOrder(sequence.place.decode, Add(self._request_of(sequence, import_id=sequence.import_id)))
+            outcome.commands.append(
+                WorkerCommand(sequence.place.decode, Add(self._request_of(sequence, import_id=sequence.import_id)))
             )
         elif ends:
             if not sequence.is_decoding and sequence.import_id is not None and sequence.place is not None:
-                outcome.orders.append(WorkerOrder(sequence.place.decode, DropKV(sequence.import_id)))
+                outcome.commands.append(WorkerCommand(sequence.place.decode, DropKV(sequence.import_id)))
             self._forget(sequence)
 
     @staticmethod
-    def _news(sequence: _Sequence, news: SequenceNews) -> SequenceNews:
+    def _with_new_scores(sequence: _Sequence, status: SequenceStatus) -> SequenceStatus:
         """Remove from a status what was delivered before or was computed again, as if one engine had sent it."""
-        if news.prompt_logprobs:
-            first = max(news.prompt_logprobs_start, sequence.num_scored + 1)
-            scored = news.prompt_logprobs[first - news.prompt_logprobs_start :]
+        if status.prompt_logprobs:
+            first = max(status.prompt_logprobs_start, sequence.num_scored + 1)
+            scored = status.prompt_logprobs[first - status.prompt_logprobs_start :]
             sequence.num_scored = max(sequence.num_scored, first + len(scored) - 1)
-            news = msgspec.structs.replace(news, prompt_logprobs=scored, prompt_logprobs_start=first)
-        if sequence.news is None:
-            sequence.news = news
-            return news
+            status = msgspec.structs.replace(status, prompt_logprobs=scored, prompt_logprobs_start=first)
+        if sequence.status is None:
+            sequence.status = status
+            return status
         return msgspec.structs.replace(
-            news,
-            scheduled_time_s=sequence.news.scheduled_time_s,
-            num_cached_tokens=sequence.news.num_cached_tokens,
+            status,
+            scheduled_time_s=sequence.status.scheduled_time_s,
+            num_cached_tokens=sequence.status.num_cached_tokens,
         )
 
     def _end_attempt(
@@ -381,24 +383,24 @@ class Dispatcher:
         outcome: DispatchResult,
         reason: FinishReason,
         num_output_tokens: int | None,
-        but: str | None = None,
+        except_worker: str | None = None,
     ) -> None:
-        """End an attempt at every worker that knows it, except the dead worker `but`."""
+        """End an attempt at every worker that knows it, except the dead worker `except_worker`."""
         place = sequence.place
         if place is None:
             return
-        name = sequence.name_there
-        self._by_name_there.pop(name, None)
-        if place.prefill is not None and not sequence.is_decoding and place.prefill != but:
-            outcome.orders.append(WorkerOrder(place.prefill, Finish(name, reason, num_output_tokens)))
-        if place.decode != but:
+        name = sequence.attempt_id
+        self._by_attempt_id.pop(name, None)
+        if place.prefill is not None and not sequence.is_decoding and place.prefill != except_worker:
+            outcome.commands.append(WorkerCommand(place.prefill, Finish(name, reason, num_output_tokens)))
+        if place.decode != except_worker:
             if sequence.is_decoding:
-                outcome.orders.append(WorkerOrder(place.decode, Finish(name, reason, num_output_tokens)))
+                outcome.commands.append(WorkerCommand(place.decode, Finish(name, reason, num_output_tokens)))
             elif sequence.import_id is not None:
-                outcome.orders.append(WorkerOrder(place.decode, DropKV(sequence.import_id)))
+                outcome.commands.append(WorkerCommand(place.decode, DropKV(sequence.import_id)))
         sequence.place = sequence.import_id = None
         sequence.is_decoding = False
 
     def _forget(self, sequence: _Sequence) -> None:
-        self._by_name_there.pop(sequence.name_there, None)
+        self._by_attempt_id.pop(sequence.attempt_id, None)
         del self._sequences[sequence.name]

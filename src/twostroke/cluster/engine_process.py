@@ -24,12 +24,12 @@ from twostroke.cluster.messages import (
     decode_report,
     encode_message,
 )
-from twostroke.cluster.wires import FolderSockets, ProcessSockets
+from twostroke.cluster.process_sockets import FolderSockets, ProcessSockets
 
 COMMAND = child_command("twostroke.cluster.process")
-STOP_PATIENCE_S = 10.0
+STOP_TIMEOUT_S = 10.0
 """Seconds that a process may take to stop before it is killed."""
-LOADING_SILENCE_S = 60.0
+LOADING_TIMEOUT_S = 60.0
 """Seconds that a loading process may be silent before it is killed, because it was stopped or hangs."""
 FINAL_REPORTS_S = 0.2
 """Seconds after its exit during which a process's last reports may still arrive through the socket."""
@@ -42,18 +42,18 @@ class EngineProcess:
 
     Args:
         child: the process.
-        wires: sockets to it.
+        sockets: sockets to it.
         final_reports_s: seconds to wait for reports after its exit; 0 loses nothing where other workers recompute them.
     """
 
-    def __init__(self, child: Child, wires: ProcessSockets, final_reports_s: float) -> None:
+    def __init__(self, child: Child, sockets: ProcessSockets, final_reports_s: float) -> None:
         self._child = child
         self._last_words_s = final_reports_s
         self._context: zmq.Context[Any] = zmq.Context()
         # Sending never blocks: the sockets queue messages even before the other process exists.
-        self._commands, self._reports = wires.ends(self._context)
+        self._commands, self._reports = sockets.ends(self._context)
         self._exit = asyncio.create_task(child.ending())
-        self._something: asyncio.Future[None] | None = None
+        self._wake_up: asyncio.Future[None] | None = None
         """Future of the caller that waits for a report or for the end."""
         # The descriptors are watched directly: the binding's own futures cost a step as much as three of its tokens.
         # They are edge-triggered, so each wake-up reads until nothing is left.
@@ -61,12 +61,12 @@ class EngineProcess:
         self._readable: list[int] = [self._reports.getsockopt(zmq.FD)]
         loop.add_reader(self._readable[0], self._wake)
         self._monitors: list[Any] = []
-        if wires.break_for_good:
+        if sockets.break_for_good:
             for socket in (self._commands, self._reports):
                 monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
                 self._monitors.append(monitor)
                 self._readable.append(monitor.getsockopt(zmq.FD))
-                loop.add_reader(self._readable[-1], self._look, monitor)
+                loop.add_reader(self._readable[-1], self._on_disconnect, monitor)
         self._exit.add_done_callback(self._wake)
 
     @classmethod
@@ -121,33 +121,33 @@ class EngineProcess:
             if had_exited:
                 await asyncio.sleep(self._last_words_s)
             else:
-                self._something = asyncio.get_running_loop().create_future()
-                await self._something
+                self._wake_up = asyncio.get_running_loop().create_future()
+                await self._wake_up
 
-    async def first_report(self, silence_s: float) -> Report | None:
+    async def first_report(self, timeout_s: float) -> Report | None:
         """Wait for the report that the model is loaded, skipping heartbeats.
 
         Args:
-            silence_s: seconds of silence after which the process is killed and counts as refused.
+            timeout_s: seconds of silence after which the process is killed and counts as refused.
         """
         while True:
             try:
-                report = await asyncio.wait_for(self.receive(), silence_s)
+                report = await asyncio.wait_for(self.receive(), timeout_s)
             except TimeoutError:
                 self.kill()
-                return Refused(f"it said nothing for {silence_s:g} s while it was loaded.")
+                return Refused(f"it said nothing for {timeout_s:g} s while it was loaded.")
             if not isinstance(report, Alive):
                 return report
 
     def _wake(self, *_: object) -> None:
-        if self._something is not None and not self._something.done():
-            self._something.set_result(None)
+        if self._wake_up is not None and not self._wake_up.done():
+            self._wake_up.set_result(None)
         elif not self._reports.closed:
             # No caller waits. Without this call the descriptor stays readable, and the event loop would call this
             # method again and again. The next caller tries the socket before it waits.
             self._reports.getsockopt(zmq.EVENTS)
 
-    def _look(self, monitor: Any) -> None:
+    def _on_disconnect(self, monitor: Any) -> None:
         """Kill the child, because a broken connection is never made again and its reports are lost."""
         with contextlib.suppress(zmq.Again):
             monitor.recv_multipart(zmq.NOBLOCK)
@@ -167,7 +167,7 @@ class EngineProcess:
         if not self._exit.done():
             self.send(Stop())
             try:
-                await asyncio.wait_for(asyncio.shield(self._exit), STOP_PATIENCE_S)
+                await asyncio.wait_for(asyncio.shield(self._exit), STOP_TIMEOUT_S)
             except TimeoutError:
                 self._child.kill()
                 await self._exit

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from twostroke.cluster import process
 from twostroke.cluster.child import kill_child
-from twostroke.cluster.forking import FORK_REPLIES, FORKS, ChildEnded, Forked, ForkFailed
+from twostroke.cluster.forking import FORK_REPLIES, FORKS, ChildEnded, ForkFailed, ForkReply
 
 LARGEST_QUESTION = 1 << 16
 
@@ -39,8 +39,8 @@ def fork_on_demand(control: socket.socket) -> str | None:
         for descriptor, _ in poll.poll():
             if descriptor != control.fileno():
                 poll.unregister(descriptor)
-                if not _tell(control, _ended(descriptor, children.pop(descriptor))):
-                    return _leave(control, children.values())
+                if not _send_reply(control, _ended(descriptor, children.pop(descriptor))):
+                    return _drain_requests(control, children.values())
                 continue
             folder, descriptors = _receive_request(control, children.values())
             if not folder:
@@ -49,8 +49,8 @@ def fork_on_demand(control: socket.socket) -> str | None:
                 pid = os.fork()
             except OSError as error:
                 os.close(descriptors[0])
-                if not _tell(control, ForkFailed(str(error))):
-                    return _leave(control, children.values())
+                if not _send_reply(control, ForkFailed(str(error))):
+                    return _drain_requests(control, children.values())
                 continue
             if pid == 0:
                 _detach(control, descriptors[0])
@@ -59,8 +59,8 @@ def fork_on_demand(control: socket.socket) -> str | None:
             child = os.pidfd_open(pid)
             children[child] = pid
             poll.register(child, select.POLLIN)
-            if not _tell(control, Forked(pid), child):
-                return _leave(control, children.values())
+            if not _send_reply(control, ForkReply(pid), child):
+                return _drain_requests(control, children.values())
 
 
 def _receive_request(control: socket.socket, children: Iterable[int]) -> tuple[str, list[int]]:
@@ -75,7 +75,7 @@ def _receive_request(control: socket.socket, children: Iterable[int]) -> tuple[s
     return "", []
 
 
-def _leave(control: socket.socket, children: Iterable[int]) -> None:
+def _drain_requests(control: socket.socket, children: Iterable[int]) -> None:
     """Read the remaining requests after a reply could not be sent; they tell how the connection ended."""
     while _receive_request(control, children)[0]:
         pass
@@ -88,7 +88,7 @@ def _ended(descriptor: int, pid: int) -> ChildEnded:
     return ChildEnded(pid, os.waitstatus_to_exitcode(status))
 
 
-def _tell(control: socket.socket, reply: Forked | ForkFailed | ChildEnded, *descriptors: int) -> bool:
+def _send_reply(control: socket.socket, reply: ForkReply | ForkFailed | ChildEnded, *descriptors: int) -> bool:
     """Send a reply; return whether the other side still receives."""
     try:
         socket.send_fds(control, [FORK_REPLIES.encode(reply)], descriptors)

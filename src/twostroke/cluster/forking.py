@@ -27,14 +27,14 @@ FORK_TIMEOUT_S = 60.0
 LARGEST_REPLY = 1 << 12
 
 
-class Fork(msgspec.Struct, frozen=True, array_like=True):
+class ForkRequest(msgspec.Struct, frozen=True, array_like=True):
     """Request for a child; its standard input is passed along."""
 
     folder: str
     """Folder of its sockets; empty: no more requests, and running children continue."""
 
 
-class Forked(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ForkReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report of a new child, passed with a pidfd that identifies it for certain."""
 
     pid: int
@@ -54,10 +54,10 @@ class ChildEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Exit code as in subprocess: negative for a signal."""
 
 
-FORKS = msgspec.msgpack.Decoder(Fork)
+FORKS = msgspec.msgpack.Decoder(ForkRequest)
 FORK_REPLIES = msgspec.msgpack.Encoder()
-_REPLIES: msgspec.msgpack.Decoder[Forked | ForkFailed | ChildEnded] = msgspec.msgpack.Decoder(
-    Forked | ForkFailed | ChildEnded
+_REPLIES: msgspec.msgpack.Decoder[ForkReply | ForkFailed | ChildEnded] = msgspec.msgpack.Decoder(
+    ForkReply | ForkFailed | ChildEnded
 )
 
 
@@ -148,7 +148,7 @@ class ForkServer:
         try:
             async with self._starts:
                 control = self._control or await self._start()
-            socket.send_fds(control, [msgspec.msgpack.encode(Fork(str(folder)))], [reading])
+            socket.send_fds(control, [msgspec.msgpack.encode(ForkRequest(str(folder)))], [reading])
         except BaseException as error:
             os.close(writing)
             shutil.rmtree(folder, ignore_errors=True)
@@ -169,8 +169,8 @@ class ForkServer:
         """Stop forking; running children continue."""
         if self._control is not None:
             with contextlib.suppress(OSError):
-                self._control.send(msgspec.msgpack.encode(Fork("")))
-        self._lose()
+                self._control.send(msgspec.msgpack.encode(ForkRequest("")))
+        self._disconnect()
         if self._process is not None:
             await self._process.wait()
 
@@ -205,13 +205,13 @@ class ForkServer:
             except OSError:
                 reply, descriptors = b"", []
             if not reply:
-                self._lose()
+                self._disconnect()
                 return
             self._take(_REPLIES.decode(reply), descriptors)
 
-    def _take(self, reply: Forked | ForkFailed | ChildEnded, descriptors: list[int]) -> None:
+    def _take(self, reply: ForkReply | ForkFailed | ChildEnded, descriptors: list[int]) -> None:
         match reply:
-            case Forked(pid):
+            case ForkReply(pid):
                 asked = self._asked.popleft()
                 child = self._children[pid] = ForkedChild(pid, descriptors[0], asked.pipe, asked.folder)
                 if asked.child.cancelled():
@@ -226,7 +226,7 @@ class ForkServer:
                 if child is not None:
                     child.ended(ending_words(code))
 
-    def _lose(self) -> None:
+    def _disconnect(self) -> None:
         """Close the connection, which ends the server, and refuse all waiting requests."""
         if self._control is None:
             return

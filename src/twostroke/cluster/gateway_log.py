@@ -52,19 +52,19 @@ class GatewayLog:
 
     def lost(self, process: str, cause: str) -> None:
         """Record that a worker has died."""
-        self._say(EngineLost(monotonic_clock(), process, cause))
+        self._emit(EngineLost(monotonic_clock(), process, cause))
 
     def routed(self, event: RequestRouted) -> None:
         """Record the workers of a sequence."""
-        self._say(event)
+        self._emit(event)
 
     def scaled(self, pool: Role, num_workers: int, num_wanted: int, reason: str) -> None:
         """Record that a pool changes its size."""
-        self._say(PoolScaled(monotonic_clock(), GATEWAY, str(pool), num_workers, num_wanted, reason))
+        self._emit(PoolScaled(monotonic_clock(), GATEWAY, str(pool), num_workers, num_wanted, reason))
 
     def ended(self, sequence_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
         """Record that a sequence was ended from outside; the worker that ran it may be gone."""
-        self._say(RequestFinishedByCaller(monotonic_clock(), GATEWAY, sequence_id, reason, num_output_tokens))
+        self._emit(RequestFinishedByCaller(monotonic_clock(), GATEWAY, sequence_id, reason, num_output_tokens))
 
     def delivered(self, updates: Sequence[TokenUpdate]) -> None:
         """Record the ends of sequences at a prefill worker; most continue on a decode worker."""
@@ -72,7 +72,7 @@ class GatewayLog:
             if update.finish_reason is FinishReason.LENGTH:
                 self.ended(update.request_id, FinishReason.LENGTH)
 
-    def _say(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):  # serving continues without the log
                 self._file.append(event)

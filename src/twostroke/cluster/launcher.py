@@ -11,7 +11,7 @@ from twostroke.cluster.messages import EngineReady, StartEngine
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_messages import HandoverSettings
 from twostroke.pools.member import Role
 
 
@@ -37,7 +37,7 @@ class Launcher(Protocol):
         """
         ...
 
-    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
+    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverSettings) -> EngineProcess:
         """Start a process that loads an engine; if cancelled, it leaves nothing behind.
 
         Args:
@@ -78,7 +78,7 @@ class LocalLauncher:
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
         """Accept every size: this machine starts as many processes as asked."""
 
-    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
+    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverSettings) -> EngineProcess:
         del name, role
         start = StartEngine(config, port, machine=self._machine)
         return await EngineProcess.spawn(start, self._command, forks=self._forks, final_reports_s=0.0)

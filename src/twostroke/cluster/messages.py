@@ -24,7 +24,7 @@ from twostroke.config.path_codec import plain_path, read_path
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, HandoverPort, KVFetched, LenderAddress
+from twostroke.engine.handover_messages import DropKV, EndHold, FetchKV, HandoverSettings, KVFetched, LenderAddress
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.token_update import TokenUpdate
 from twostroke.event_codec import PackedEvent
@@ -40,7 +40,7 @@ class StartEngine(_Message):
     """The first message to an engine process: the engine to load."""
 
     config: EngineConfig
-    handover: HandoverPort | None = None
+    handover: HandoverSettings | None = None
     """Hand-over settings; None: no KV is handed over."""
     clock_ahead_s: float = 0.0
     """Seconds by which its machine's clock is ahead of the gateway's; the process subtracts them from its times."""

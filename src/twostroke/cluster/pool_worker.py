@@ -9,7 +9,7 @@ from typing import Protocol
 
 from twostroke.client.engine_client import EngineState
 from twostroke.client.load import LoadMeter
-from twostroke.cluster.engine_process import LOADING_SILENCE_S, STOP_PATIENCE_S, EngineProcess
+from twostroke.cluster.engine_process import LOADING_TIMEOUT_S, STOP_TIMEOUT_S, EngineProcess
 from twostroke.cluster.messages import Add, Alive, Command, EngineReady, Failed, Finish, Progress, Refused, Report, Stop
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts
@@ -33,7 +33,7 @@ steps."""
 class WorkerListener(Protocol):
     """A listener to a worker's life and reports."""
 
-    def objection(self, worker: PoolWorker, ready: EngineReady) -> str:
+    def refusal(self, worker: PoolWorker, ready: EngineReady) -> str:
         """Return why a process cannot serve; empty: it can."""
         ...
 
@@ -92,7 +92,7 @@ class PoolWorker:
         self._was_ready = self._is_retired = False
         self._is_closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._heard_s = 0.0
+        self._last_report_s = 0.0
         self._progress_s = 0.0
         """Time of its last step report, or of the work that it got while idle."""
         self._ready_s = float("inf")
@@ -151,7 +151,7 @@ class PoolWorker:
 
     def start(self) -> None:
         """Start the first process, and restart it as needed."""
-        self._task = asyncio.create_task(self._live(), name=f"twostroke-{self.role}-{self.place}")
+        self._task = asyncio.create_task(self._run_processes(), name=f"twostroke-{self.role}-{self.place}")
         self._task.add_done_callback(self._on_task_done)
 
     def send(self, command: Command) -> None:
@@ -173,7 +173,7 @@ class PoolWorker:
         if self._process is not None:
             self._process.send(command)
 
-    def begins(self) -> None:
+    def on_work_started(self) -> None:
         """Restart the measurement of silence, because work arrives after an idle time."""
         self._progress_s = monotonic_clock()
 
@@ -182,13 +182,13 @@ class PoolWorker:
         silent_s = now_s - self._progress_s if self.meter.num_sequences else 0.0
         return silent_s if silent_s > LATE_AFTER_S else 0.0
 
-    def heard(self) -> None:
+    def reset_silence(self) -> None:
         """Restart the measurement of silence, because this process could not read reports meanwhile."""
-        self._heard_s = self._progress_s = monotonic_clock()
+        self._last_report_s = self._progress_s = monotonic_clock()
 
     def end_if_silent(self, timeout_s: float) -> None:
         """Kill a process that has been silent for too long: it was stopped, or hangs."""
-        if self._process is not None and monotonic_clock() - self._heard_s > timeout_s:
+        if self._process is not None and monotonic_clock() - self._last_report_s > timeout_s:
             self.cause = f"it said nothing for {timeout_s:g} s"
             self._process.kill()
 
@@ -200,12 +200,12 @@ class PoolWorker:
             return
         if self._process is not None:
             self._process.send(Stop())
-            await asyncio.wait([self._task], timeout=STOP_PATIENCE_S)
+            await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)
         if self._spawned is not None:
             self._spawned.kill()
         await self._task
 
-    async def _live(self) -> None:
+    async def _run_processes(self) -> None:
         """Run one process after the other, until the worker is closed or gives up."""
         while not await self._is_over_after(self._pause_s):
             self._num_starts += 1
@@ -263,14 +263,14 @@ class PoolWorker:
         if self.state is EngineState.STARTING and not self._was_ready:
             self.cause = "the model is being loaded"
         try:
-            ready = await process.first_report(LOADING_SILENCE_S)
-            objection = await self._objection(process, ready)
-            if objection or not isinstance(ready, EngineReady):
-                return self._start_failed(objection)
+            ready = await process.first_report(LOADING_TIMEOUT_S)
+            refusal = await self._refusal(process, ready)
+            if refusal or not isinstance(ready, EngineReady):
+                return self._start_failed(refusal)
             self.facts, self.geometry = ready.facts, ready.geometry
             self.meter = LoadMeter(ready.facts.max_num_seqs, is_fair=ready.facts.is_fair)
             self._process = process
-            self._heard_s = self._ready_s = monotonic_clock()
+            self._last_report_s = self._ready_s = monotonic_clock()
             await self._listener.worker_ready(self, ready)
             if not (self._is_closing.is_set() or self._is_retired):
                 self.state, self.cause = EngineState.RUNNING, ""
@@ -278,18 +278,18 @@ class PoolWorker:
                 self._was_ready = True
                 if not self.has_started.done():  # the waiting caller may have been cancelled
                     self.has_started.set_result(None)
-            return await self._hear(process)
+            return await self._read_reports(process)
         finally:
             if self._process is None:  # a process that has not loaded does not read commands
                 process.kill()
             self._process = self._spawned = self.facts = self.geometry = None
             await process.stop()
 
-    async def _objection(self, process: EngineProcess, report: Report | None) -> str:
+    async def _refusal(self, process: EngineProcess, report: Report | None) -> str:
         """Return why a process cannot serve, after its first report; empty: it can."""
         match report:
             case EngineReady():
-                return self._listener.objection(self, report)
+                return self._listener.refusal(self, report)
             case Refused(reason):
                 return reason
             case _:
@@ -319,16 +319,16 @@ class PoolWorker:
             self.has_started.set_exception(SetupError(cause))
         return f"{self.words}: {cause}"
 
-    async def _hear(self, process: EngineProcess) -> str:
+    async def _read_reports(self, process: EngineProcess) -> str:
         """Read reports until there are no more; return how the process ended, in words."""
         reason = ""
         while (report := await process.receive()) is not None:
-            self._heard_s = monotonic_clock()
+            self._last_report_s = monotonic_clock()
             if isinstance(report, Failed):
                 reason = f" ({report.reason})"
             elif not isinstance(report, Alive):
                 if isinstance(report, Progress):
-                    self._progress_s = self._heard_s
+                    self._progress_s = self._last_report_s
                     if report.updates:
                         self._num_fast_deaths = 0
                 self._listener.worker_reports(self, report)

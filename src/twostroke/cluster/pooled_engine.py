@@ -89,11 +89,11 @@ class PooledEngine(ProcessClient):
         self._geometry: KVGeometry | None = None
         self._geometry_of = ""
         """Id of the worker that loaded first."""
-        self._meeting = asyncio.Lock()
-        self._has_met = False
+        self._preparing = asyncio.Lock()
+        self._is_prepared = False
         self._scaling = PoolScaling(limits_of(pools))
         self._observed = ObservedLoad(pools.tpot_target_s)
-        self._log = GatewayLog(self._tell_soon)
+        self._log = GatewayLog(self._notify_soon)
         self._no_room = ""
 
     # ------------------------------------------------------------------ EngineClient
@@ -106,7 +106,7 @@ class PooledEngine(ProcessClient):
     def _takes_requests(self) -> bool:
         return self.health().is_ready
 
-    def _standing(self) -> tuple[EngineState, str]:
+    def _state_and_cause(self) -> tuple[EngineState, str]:
         """Return RUNNING while any worker decodes, even a prefill worker for lack of a decode worker."""
         decoders = self._pool.of(Role.DECODE)
         if any(worker.is_ready for worker in decoders) or self._prefill_can_decode:
@@ -119,7 +119,7 @@ class PooledEngine(ProcessClient):
     @property
     def _prefill_can_decode(self) -> bool:
         """Whether a prefill worker can decode while no decode worker is ready."""
-        return self._has_met and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
+        return self._is_prepared and any(worker.is_ready for worker in self._pool.of(Role.PREFILL))
 
     @property
     def is_idle(self) -> bool:
@@ -134,11 +134,11 @@ class PooledEngine(ProcessClient):
         decodes = [load for role, load in loads if role is Role.DECODE]
         return combined(prefills, decodes) if decodes else combined([], prefills)
 
-    # ------------------------------------------------------------------ interface to the front desk
+    # ------------------------------------------------------------------ interface to StreamingFrontend
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a sequence."""
-        self._carry_out(self._dispatcher.add(request))
+        self._execute(self._dispatcher.add(request))
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
         """End a sequence."""
@@ -146,7 +146,7 @@ class PooledEngine(ProcessClient):
         outcome = self._dispatcher.finish(request_id, reason, num_output_tokens)
         if self._dispatcher.num_live < num_live:
             self._log.ended(request_id, reason, num_output_tokens)
-        self._carry_out(outcome)
+        self._execute(outcome)
 
     # ------------------------------------------------------------------ life cycle
 
@@ -173,7 +173,7 @@ class PooledEngine(ProcessClient):
         except BaseException:
             await self.close()
             raise
-        looks = self._look_after(POLL_INTERVAL_S, self._pools.heartbeat_timeout_s, self._report_late_workers)
+        looks = self._watch_workers(POLL_INTERVAL_S, self._pools.heartbeat_timeout_s, self._report_late_workers)
         self._run(looks, "twostroke-watch")
         if self._scaling.is_wanted:
             self._run(self._scale_with_load(), "twostroke-scaling")
@@ -232,12 +232,12 @@ class PooledEngine(ProcessClient):
         ]
 
     def suggested_ratio(self) -> SuggestedRatio | None:
-        return self._observed.suggested(self._figures(), self.now_s())
+        return self._observed.suggested(self._worker_figures(), self.now_s())
 
-    def give_up(self, cause: str) -> None:
+    def end_all(self, cause: str) -> None:
         """End all streams and sequences with the cause."""
-        super().give_up(cause)
-        self._carry_out(self._dispatcher.give_up(cause))
+        super().end_all(cause)
+        self._execute(self._dispatcher.end_all(cause))
 
     async def _end_processes(self) -> None:
         await self._pool.close()
@@ -246,7 +246,7 @@ class PooledEngine(ProcessClient):
 
     # ------------------------------------------------------------------ WorkerListener
 
-    def objection(self, worker: PoolWorker, ready: EngineReady) -> str:
+    def refusal(self, worker: PoolWorker, ready: EngineReady) -> str:
         """Return why a worker computes other numbers than the first one; a sequence that moved to it would get other
         tokens."""
         assert ready.geometry is not None, "a process of a pool says what it computes"
@@ -260,10 +260,10 @@ class PooledEngine(ProcessClient):
         self._launcher.is_loaded(ready)
         facts, geometry = ready.facts, ready.geometry
         assert geometry is not None, "a process of a pool says what it computes"
-        async with self._meeting:  # prepare the text side only once, or it would lose the state of live requests
-            if worker.role is Role.DECODE and not self._has_met:
-                await self.meet(facts, self)
-                self._has_met = True
+        async with self._preparing:  # prepare the text side only once, or it would lose the state of live requests
+            if worker.role is Role.DECODE and not self._is_prepared:
+                await self.prepare_for(facts, self)
+                self._is_prepared = True
         self._by_id[worker.worker_id] = worker
         self._observed.joined(worker.role, facts.max_num_seqs)
         member = ReadyWorker(
@@ -276,7 +276,7 @@ class PooledEngine(ProcessClient):
             geometry.num_ranks,
         )
         self._router.joined(member, facts, self._pools.transport)
-        self._carry_out(self._dispatcher.worker_ready(member))
+        self._execute(self._dispatcher.worker_ready(member))
 
     def _take_progress(self, worker: PoolWorker, report: Progress) -> Sequence[TokenUpdate]:
         updates = super()._take_progress(worker, report)
@@ -289,13 +289,13 @@ class PooledEngine(ProcessClient):
     ) -> Sequence[TokenUpdate]:
         for event in map(unpack, events):  # before the updates: delivering the last one removes its request
             worker.meter.append(event)
-            self._router.heard(worker.worker_id, event)
+            self._router.on_event(worker.worker_id, event)
         self._router.reported(worker.worker_id, partial(worker.meter.load, ""), self.now_s())
         if updates:
             num_tokens = sum(len(update.token_ids) for update in updates)
             self._observed.saw(self.now_s(), num_output_tokens=num_tokens)
-        outcome = self._dispatcher.take_in(worker.worker_id, updates)
-        self._carry_out(outcome)
+        outcome = self._dispatcher.process_updates(worker.worker_id, updates)
+        self._execute(outcome)
         return outcome.updates
 
     def _name_of(self, worker: PoolWorker) -> str:
@@ -318,18 +318,18 @@ class PooledEngine(ProcessClient):
             self._router.left(worker.worker_id)
             self._log.lost(worker.worker_id, cause)
             self._note_reset(worker.worker_id, had_blocks=True, for_all=True)
-            self._carry_out(self._dispatcher.worker_gone(worker.worker_id, cause))
+            self._execute(self._dispatcher.worker_gone(worker.worker_id, cause))
         if not worker.is_retired:
             self._report_trouble(cause)
         if self.health().state is EngineState.FAILED:
-            self._carry_out(self._dispatcher.give_up(self.health().cause))
-            self.lose(self.health().cause)
+            self._execute(self._dispatcher.end_all(self.health().cause))
+            self.fail_all(self.health().cause)
 
     def _migrate(self, worker_id: str) -> None:
         """Resume elsewhere the sequences that a leaving worker has not ended in time."""
-        self._carry_out(self._dispatcher.migrate(worker_id))
+        self._execute(self._dispatcher.migrate(worker_id))
 
-    def _carry_out(self, outcome: DispatchResult) -> None:
+    def _execute(self, outcome: DispatchResult) -> None:
         now_s = self.now_s()
         routed = [
             RequestRouted(now_s, GATEWAY, name, place.decode, place.prefill, place.reason)
@@ -338,7 +338,7 @@ class PooledEngine(ProcessClient):
         for event in routed:
             self._router.routed(event)
             self._log.routed(event)
-        for order in outcome.orders:
+        for order in outcome.commands:
             worker = self._by_id.get(order.worker_id)
             if worker is not None:
                 self._count(worker, order.command)
@@ -357,7 +357,7 @@ class PooledEngine(ProcessClient):
             case Add(request):
                 num_tokens = len(request.new_request.prompt_token_ids) + len(request.new_request.output_token_ids)
                 if not worker.meter.num_sequences:
-                    worker.begins()
+                    worker.on_work_started()
                 if worker.role is Role.PREFILL:
                     self._scaling.arrived(num_tokens)
                 if worker.role is Role.PREFILL or request.import_id is None:  # fetched ones were counted before
@@ -384,7 +384,7 @@ class PooledEngine(ProcessClient):
             await asyncio.sleep(self._pools.scaling_interval_s)
             if self._is_draining:
                 continue
-            for role, wanted in self._scaling.decide(self._figures(), self._pools.scaling_interval_s).items():
+            for role, wanted in self._scaling.decide(self._worker_figures(), self._pools.scaling_interval_s).items():
                 num_failed = sum(worker.state is EngineState.FAILED for worker in self._pool.of(role))
                 number = min(wanted.num_wanted + num_failed, MAX_WORKERS)  # failed workers carry no load
                 try:
@@ -405,7 +405,7 @@ class PooledEngine(ProcessClient):
             self._no_room = before
             self._note_no_room(refused)
 
-    def _figures(self) -> list[WorkerFigures]:
+    def _worker_figures(self) -> list[WorkerFigures]:
         """Return the current figures of all workers that are not failed."""
         return [
             WorkerFigures(

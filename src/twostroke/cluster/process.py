@@ -37,11 +37,11 @@ from twostroke.cluster.messages import (
     decode_command,
     encode_message,
 )
-from twostroke.cluster.wires import engine_ends, unbounded
+from twostroke.cluster.process_sockets import engine_ends, unbounded
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.engine import Engine
 from twostroke.engine.garbage import freeze_gc
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched
+from twostroke.engine.handover_messages import DropKV, EndHold, FetchKV, KVFetched
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.engine.pool_engine import PoolEngine
 from twostroke.errors import TwostrokeError
@@ -53,11 +53,11 @@ from twostroke.plain_words import reason_of
 from twostroke.process_start import seconds_since_start
 from twostroke.runner.model_runner import Executor
 from twostroke.startup.assembly import build_engine
-from twostroke.startup.handover_ends import HandoverEnds
+from twostroke.startup.handover_setup import HandoverSetup
 
 log = get_logger(__name__)
 
-_OWN = "inproc://own-commands"
+_OWN_COMMANDS = "inproc://own-commands"
 MAX_STEP_SLOWDOWN = 20
 """Multiple of the machine's best time for a step up to which a slow step counts as late, not lost."""
 MAX_COMMANDS_PER_STEP = 64
@@ -90,7 +90,7 @@ class Channel:
     def __init__(self, folder: Path) -> None:
         self._context = zmq.Context()
         self._commands, self._reports = engine_ends(self._context, folder)
-        self._commands.bind(_OWN)
+        self._commands.bind(_OWN_COMMANDS)
         self._reports.setsockopt(zmq.LINGER, 1000)  # time to send the last report, which has the cause
         self._sends = threading.Lock()
         self._posts = threading.Lock()
@@ -104,16 +104,16 @@ class Channel:
         """Minimum time of the current step on this machine."""
         self.imports_s = 0.0
         """Seconds from the start of the process to the end of its imports; 0: it had none."""
-        self.is_left = False
+        self.is_abandoned = False
         """Whether the engine was abandoned: nothing is sent any more."""
 
     def is_loading(self) -> None:
         """Suspend the loop's deadline while the model loads, however long that takes."""
         self._last_pass_s = math.inf
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Drop all later reports and end the loop after its current step; may be called from any thread."""
-        self.is_left = True
+        self.is_abandoned = True
         self.post(Stop())
 
     def post(self, command: Command) -> None:
@@ -123,10 +123,10 @@ class Channel:
                 return
             if self._own is None:
                 self._own = unbounded(self._context.socket(zmq.PUSH))
-                self._own.connect(_OWN)
+                self._own.connect(_OWN_COMMANDS)
             self._own.send(encode_message(command))
 
-    def send_heartbeats(self, is_over: threading.Event, every_s: float, step_patience_s: float) -> None:
+    def send_heartbeats(self, is_over: threading.Event, every_s: float, step_timeout_s: float) -> None:
         """Send a heartbeat whenever nothing else was sent for a while, in a thread that does nothing else.
 
         A report makes a heartbeat unnecessary, and each heartbeat wakes up the gateway.
@@ -134,10 +134,10 @@ class Channel:
         Args:
             is_over: ends the thread.
             every_s: seconds between heartbeats.
-            step_patience_s: seconds without a pass of the loop, beyond the time of its step, after which none is sent.
+            step_timeout_s: seconds without a pass of the loop, beyond the time of its step, after which none is sent.
         """
         while not is_over.wait(every_s):
-            allowed_s = step_patience_s + MAX_STEP_SLOWDOWN * self.step_floor_s
+            allowed_s = step_timeout_s + MAX_STEP_SLOWDOWN * self.step_floor_s
             if not self._has_reported and monotonic_clock() - self._last_pass_s < allowed_s:
                 self.send(Alive())
             self._has_reported = False
@@ -154,7 +154,7 @@ class Channel:
 
     def send(self, report: Report) -> None:
         """Queue a report; may be called from any thread."""
-        if self.is_left:
+        if self.is_abandoned:
             return
         self._has_reported = True
         with self._sends:
@@ -189,7 +189,7 @@ def run(
     wrap_executor: Callable[[Executor], Executor] | None = None,
     *,
     is_whole_process: bool = True,
-    step_patience_s: float | None = None,
+    step_timeout_s: float | None = None,
 ) -> int:
     """Load and run an engine over an open channel, and close the channel in the end.
 
@@ -197,7 +197,7 @@ def run(
         channel: source of commands.
         wrap_executor: see serve.
         is_whole_process: whether this process runs nothing else, so that its clock and memory are the engine's.
-        step_patience_s: seconds without reading commands, beyond the time of a step, up to which it counts as alive;
+        step_timeout_s: seconds without reading commands, beyond the time of a step, up to which it counts as alive;
             None: as the first command says.
     """
     try:
@@ -207,7 +207,7 @@ def run(
         assert isinstance(start, StartEngine), f"the first command was {start}"
         if is_whole_process:
             monotonic_clock.ahead_s = start.clock_ahead_s
-        return _run(channel, start, wrap_executor, is_whole_process, step_patience_s)
+        return _run(channel, start, wrap_executor, is_whole_process, step_timeout_s)
     finally:
         channel.close()
 
@@ -217,11 +217,11 @@ def _run(
     start: StartEngine,
     wrap_executor: Callable[[Executor], Executor] | None,
     is_whole_process: bool,
-    step_patience_s: float | None,
+    step_timeout_s: float | None,
 ) -> int:
     outbox = _EventQueue(channel)
     heartbeat = start.heartbeat if start.handover is None else start.handover.heartbeat
-    heart = None if heartbeat is None else _HeartbeatThread(channel, heartbeat, step_patience_s)
+    heart = None if heartbeat is None else _HeartbeatThread(channel, heartbeat, step_timeout_s)
     try:
         return _serve(channel, start, wrap_executor, outbox, is_whole_process=is_whole_process)
     finally:
@@ -232,11 +232,11 @@ def _run(
 class _HeartbeatThread:
     """A thread that sends heartbeats, from the first command on."""
 
-    def __init__(self, channel: Channel, heartbeat: Heartbeat, step_patience_s: float | None) -> None:
+    def __init__(self, channel: Channel, heartbeat: Heartbeat, step_timeout_s: float | None) -> None:
         channel.is_loading()
         self._is_over = threading.Event()
-        patience_s = heartbeat.step_timeout_s if step_patience_s is None else step_patience_s
-        beat = (self._is_over, heartbeat.every_s, patience_s)
+        timeout_s = heartbeat.step_timeout_s if step_timeout_s is None else step_timeout_s
+        beat = (self._is_over, heartbeat.every_s, timeout_s)
         self._thread = threading.Thread(target=channel.send_heartbeats, args=beat, daemon=True, name="twostroke-heart")
         self._thread.start()
 
@@ -255,7 +255,7 @@ def _serve(
     is_whole_process: bool,
 ) -> int:
     # messages of the hand-over's threads go through the command queue
-    ends = None if start.handover is None else HandoverEnds(start.handover, secrets.randbits(63), channel.post)
+    ends = None if start.handover is None else HandoverSetup(start.handover, secrets.randbits(63), channel.post)
     try:
         built = build_engine(start.config, wrap_executor, listeners=(outbox,), handover=ends, machine=start.machine)
     except TwostrokeError as error:
@@ -291,21 +291,21 @@ def _serve(
 
 def _loop(channel: Channel, engine: Engine, outbox: _EventQueue) -> None:
     """Run commands between steps, and steps while there is work; otherwise wait for a command."""
-    while not channel.is_left:
+    while not channel.is_abandoned:
         command = channel.receive(wait=not engine.has_work)
-        num_obeyed = 0
+        num_handled = 0
         while command is not None:
-            if not _obey(command, channel, engine):
+            if not _handle(command, channel, engine):
                 return
-            num_obeyed += 1
-            command = channel.receive(wait=False) if num_obeyed < MAX_COMMANDS_PER_STEP else None
+            num_handled += 1
+            command = channel.receive(wait=False) if num_handled < MAX_COMMANDS_PER_STEP else None
         updates = engine.step() if engine.has_work else ()
         events = outbox.take()
         if updates or events:
             channel.send(Progress(updates, events, monotonic_clock()))
 
 
-def _obey(command: Command, channel: Channel, engine: Engine) -> bool:
+def _handle(command: Command, channel: Channel, engine: Engine) -> bool:
     """Handle a command; return False to end the loop."""
     match command:
         case Add(request):

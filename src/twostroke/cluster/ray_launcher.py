@@ -36,20 +36,20 @@ from twostroke.child_command import child_command
 from twostroke.cluster.child import LocalChild, ending_words
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
 from twostroke.cluster.messages import EngineReady, StartEngine
-from twostroke.cluster.ray_room import (
+from twostroke.cluster.process_sockets import NetworkEnd, NetworkSockets
+from twostroke.cluster.ray_resources import (
+    ResourceRequest,
     Shortage,
-    Wish,
     check_reach,
     check_version,
     figures,
-    in_time,
     installed_version,
     shortage,
+    with_timeout,
 )
-from twostroke.cluster.wires import NetworkEnd, NetworkSockets
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig, decode_engine, prefill_engine
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_messages import HandoverSettings
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.log import get_logger
 from twostroke.plain_words import reason_of
@@ -169,7 +169,7 @@ class RayLauncher:
         """
         if self._address != "auto":
             await asyncio.to_thread(check_reach, self._address)
-        await in_time(lambda: _connect(self._address), CONNECT_TIMEOUT_S, f"--cluster {self._address}")
+        await with_timeout(lambda: _connect(self._address), CONNECT_TIMEOUT_S, f"--cluster {self._address}")
         try:
             nodes = await asyncio.to_thread(self._nodes)
             self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
@@ -184,16 +184,16 @@ class RayLauncher:
         self._most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
         lack = self._shortage(nodes, sizes)
         if lack is not None:
-            limit = f"asks for {lack.num_wanted} x {lack.wish}; {self._has(lack, nodes)}"
+            limit = f"asks for {lack.num_wanted} x {lack.request}; {self._has(lack, nodes)}"
             raise InvalidParameter(" and ".join(lack.wanted), lack.num_wanted, limit, _REMEDY)
 
-    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
+    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverSettings) -> EngineProcess:
         place = name.rpartition(".")[0]
         if place not in self._placed:  # a process that was placed before waits for its node to return
             await self._check_that_a_node_holds(name, role)
         public_key, secret_key = zmq.curve_keypair()
-        wish = self._resources_for(role)
-        seats = await asyncio.to_thread(_EngineActors.asked_for, name, wish)
+        request = self._resources_for(role)
+        seats = await asyncio.to_thread(_EngineActors.create, name, request)
         actor = seats.actors[0]
         try:
             seated = await asyncio.wait_for(_result(actor.begin.remote(public_key)), PLACE_TIMEOUT_S)
@@ -204,7 +204,7 @@ class RayLauncher:
             await asyncio.to_thread(seats.discard)
             if isinstance(error, TimeoutError):
                 raise SetupError(
-                    f"the cluster at {self._address} has found no place for {name} ({wish}) in "
+                    f"the cluster at {self._address} has found no place for {name} ({request}) in "
                     f"{PLACE_TIMEOUT_S:g} s. End something there, or add a node."
                 ) from None
             if isinstance(error, Exception) and not isinstance(error, SetupError):
@@ -213,12 +213,12 @@ class RayLauncher:
         if port.lends_at is not None:
             port = msgspec.structs.replace(port, lends_at=msgspec.structs.replace(port.lends_at, host=seated.host))
         load = replace(config.load, threads=self._num_cpus[role])
-        if wish.is_spread:
+        if request.is_spread:
             load = replace(load, tensor_parallel_address=f"{seated.host}:{seated.free_port}")
             port = msgspec.structs.replace(port, fetches=False)  # ranks on several hosts hand no KV over
         config = replace(config, load=load)
-        wires = NetworkSockets(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
-        process = EngineProcess(_ActorChild(seats, seated, load.tensor_parallel_address), wires, final_reports_s=0.0)
+        sockets = NetworkSockets(seated.host, seated.ports, seated.engine_key, public_key, secret_key)
+        process = EngineProcess(_ActorChild(seats, seated, load.tensor_parallel_address), sockets, final_reports_s=0.0)
         process.send(StartEngine(config, port, ahead_s))
         return process
 
@@ -240,13 +240,15 @@ class RayLauncher:
         nodes = await asyncio.to_thread(self._nodes)
         lack = self._shortage(nodes, {role: 1})
         if lack is not None:
-            raise SetupError(f"{name} asks for {lack.wish}, and no node holds it: {self._has(lack, nodes)}. {_REMEDY}")
+            raise SetupError(
+                f"{name} asks for {lack.request}, and no node holds it: {self._has(lack, nodes)}. {_REMEDY}"
+            )
 
-    def _resources_for(self, role: Role) -> Wish:
+    def _resources_for(self, role: Role) -> ResourceRequest:
         """Return the resources that a process of a pool needs."""
         num_ranks, name = self._num_ranks[role], role.value if self._pools.cluster_roles else None
         is_spread = num_ranks > 1 and num_ranks * self._num_cpus[role] > self._most_cpus
-        return Wish(num_ranks, self._num_cpus[role], name, is_spread)
+        return ResourceRequest(num_ranks, self._num_cpus[role], name, is_spread)
 
     def _check_start(self, nodes: Sequence[Mapping[str, float]]) -> None:
         """Check that the cluster could hold all processes when empty; resources in use there may become free.
@@ -264,16 +266,16 @@ class RayLauncher:
         lack = self._shortage(nodes, wanted)
         if lack is not None:
             what = " and ".join(f"--{role.value} {number}" for role, number in lack.wanted.items())
-            raise SetupError(f"{what} asks for {lack.num_wanted} x {lack.wish}; {self._has(lack, nodes)}. {_REMEDY}")
+            raise SetupError(f"{what} asks for {lack.num_wanted} x {lack.request}; {self._has(lack, nodes)}. {_REMEDY}")
 
     def _shortage(self, nodes: Sequence[Mapping[str, float]], wanted: Mapping[Role, int]) -> Shortage | None:
-        wishes = {role: self._resources_for(role) for role in wanted}
-        may_share = len({replace(wish, role=None) for wish in wishes.values()}) == 1
-        return shortage(nodes, wanted, wishes, may_share=may_share)
+        requests = {role: self._resources_for(role) for role in wanted}
+        may_share = len({replace(request, role=None) for request in requests.values()}) == 1
+        return shortage(nodes, wanted, requests, may_share=may_share)
 
     def _has(self, lack: Shortage, nodes: Sequence[Mapping[str, float]]) -> str:
         has = "; ".join(figures(node, with_roles=self._pools.cluster_roles) for node in nodes)
-        room = f"has room for {lack.num_places} of them, were it empty"
+        room = f"has room for {lack.num_fitting} of them, were it empty"
         return f"the cluster at {self._address} {room} ({len(nodes)} nodes: {has})"
 
 
@@ -286,15 +288,15 @@ class _EngineActors:
     """The placement group; None if there is one actor."""
 
     @classmethod
-    def asked_for(cls, name: str, wish: Wish) -> _EngineActors:
+    def create(cls, name: str, request: ResourceRequest) -> _EngineActors:
         """Request the actors; Ray places them when there is room."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        group = placement_group(wish.resources, strategy="STRICT_SPREAD") if wish.is_spread else None
+        group = placement_group(request.resources, strategy="STRICT_SPREAD") if request.is_spread else None
         actors: list[Any] = []
-        for rank, resources in enumerate(wish.resources):
+        for rank, resources in enumerate(request.resources):
             strategy = "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group, rank)
             options: dict[str, Any] = {
                 "name": f"twostroke-{name}" + (f".rank-{rank}" if rank else ""),
@@ -328,7 +330,7 @@ class _ActorChild:
         self._seats, self._actor = seats, seats.actors[0]
         self._host = seated.host
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._tasks = {asyncio.create_task(self._hear())}
+        self._tasks = {asyncio.create_task(self._read_reports())}
         for rank, actor in enumerate(seats.actors[1:], 1):
             self._begin(self._follow(actor, rank, meeting))
 
@@ -341,7 +343,7 @@ class _ActorChild:
     def forget(self) -> None:
         self._begin(asyncio.to_thread(self._seats.discard))
 
-    async def _hear(self) -> None:
+    async def _read_reports(self) -> None:
         try:
             self._end(await _result(self._actor.ending.remote()))
         except Exception as error:

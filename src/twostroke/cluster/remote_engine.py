@@ -15,9 +15,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypedDict, Unpack
 
 from twostroke.client.engine_client import EngineHealth, EngineState, OutputStream
-from twostroke.client.front_desk import StreamingFrontend
 from twostroke.client.load import EngineLoad
 from twostroke.client.submission import Submission
+from twostroke.client.text_frontend import StreamingFrontend
 from twostroke.cluster.engine_process import COMMAND, EngineProcess
 from twostroke.cluster.messages import (
     Add,
@@ -90,7 +90,7 @@ class ProcessClient(StreamingFrontend, ABC):
 
     def health(self) -> EngineHealth:
         num_requests = self.num_streams
-        state, cause = (EngineState.CLOSED, "it was closed") if self._is_closed else self._standing()
+        state, cause = (EngineState.CLOSED, "it was closed") if self._is_closed else self._state_and_cause()
         waited_s = self.now_s() - self._progress_s
         if state is EngineState.RUNNING and num_requests and waited_s > self._stall_after_s:
             state = EngineState.STALLED
@@ -107,7 +107,7 @@ class ProcessClient(StreamingFrontend, ABC):
             raise EngineUnavailable(f"the engine takes no requests now: {cause}.", may_return=may_return)
         if not self.num_streams:
             self._progress_s = self.now_s()  # idle time is no stall
-        return self.receive(submission, self._is_waiting)
+        return self.open_stream(submission, self._is_waiting)
 
     async def reset_prefix_cache(self) -> bool:
         """Reset the prefix caches of all processes."""
@@ -126,9 +126,9 @@ class ProcessClient(StreamingFrontend, ABC):
         """Accept no more requests; running ones continue."""
         self._is_draining = True
 
-    def give_up(self, cause: str) -> None:
+    def end_all(self, cause: str) -> None:
         """End all streams with the cause."""
-        self.lose(cause)
+        self.fail_all(cause)
 
     async def close(self) -> None:
         """End the processes; streams that are still open end with an EngineError. A second call does nothing."""
@@ -138,7 +138,7 @@ class ProcessClient(StreamingFrontend, ABC):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.give_up("it was closed")
+        self.end_all("it was closed")
         self._fail_resets("it was closed")
         await self._end_processes()
 
@@ -146,12 +146,12 @@ class ProcessClient(StreamingFrontend, ABC):
         """Run a task until this client is closed."""
         self._tasks.append(asyncio.create_task(task, name=name))
 
-    async def _look_after(self, every_s: float, silence_s: float, also: Callable[[], object] = lambda: None) -> None:
+    async def _watch_workers(self, every_s: float, timeout_s: float, also: Callable[[], object] = lambda: None) -> None:
         """Kill silent processes, and report each stall once.
 
         Args:
             every_s: seconds between two checks.
-            silence_s: seconds of silence after which a process is killed: it was stopped, or hangs.
+            timeout_s: seconds of silence after which a process is killed: it was stopped, or hangs.
             also: called after each check.
         """
         was_stalled = False
@@ -160,10 +160,10 @@ class ProcessClient(StreamingFrontend, ABC):
             await asyncio.sleep(every_s)
             before_s, looked_s = looked_s, self.now_s()
             for worker in self._workers:
-                if looked_s - before_s < silence_s / 2:
-                    worker.end_if_silent(silence_s)
+                if looked_s - before_s < timeout_s / 2:
+                    worker.end_if_silent(timeout_s)
                 else:  # this process did not run meanwhile
-                    worker.heard()
+                    worker.reset_silence()
             also()
             health = self.health()
             is_stalled = health.state is EngineState.STALLED
@@ -194,10 +194,10 @@ class ProcessClient(StreamingFrontend, ABC):
             )
             events = [*events, pack(delivered)]
         if events:  # after the streams that were just woken: tokens are more urgent than listeners
-            asyncio.get_running_loop().call_soon(self._tell_listeners, events)
+            asyncio.get_running_loop().call_soon(self._notify_listeners, events)
         return updates
 
-    def _tell_listeners(self, events: Sequence[PackedEvent]) -> None:
+    def _notify_listeners(self, events: Sequence[PackedEvent]) -> None:
         for event in events:
             for listener in self._listeners:
                 listener.append(event)
@@ -210,9 +210,9 @@ class ProcessClient(StreamingFrontend, ABC):
         if isinstance(event, KVBlockChecked) and event.quarantined:
             self._report_trouble(f"KV memory is corrupt in the cached prefix of {event.request_id}")
 
-    def _tell_soon(self, event: Event) -> None:
+    def _notify_soon(self, event: Event) -> None:
         """Send listeners an event of this process, after all events reported before."""
-        asyncio.get_running_loop().call_soon(self._tell_listeners, [pack(event)])
+        asyncio.get_running_loop().call_soon(self._notify_listeners, [pack(event)])
 
     def _report_trouble(self, cause: str) -> None:
         """Call `on_trouble` in a thread: it writes a dump, which takes a while."""
@@ -249,7 +249,7 @@ class ProcessClient(StreamingFrontend, ABC):
         """Whether the processes can take a request now."""
 
     @abstractmethod
-    def _standing(self) -> tuple[EngineState, str]:
+    def _state_and_cause(self) -> tuple[EngineState, str]:
         """Return the state of the processes, and its cause in words."""
 
     @abstractmethod
@@ -306,7 +306,7 @@ class RemoteEngine(ProcessClient):
         self._config = config
         self._step_timeout_s = step_timeout_s
         self._command = tuple(command)
-        self._places: tuple[PoolWorker, ...] = ()
+        self._own_workers: tuple[PoolWorker, ...] = ()
         """The one worker, once it was started."""
         self._name = ""
         """Name of the running process in events; empty while none runs."""
@@ -316,14 +316,14 @@ class RemoteEngine(ProcessClient):
     @property
     def pid(self) -> int | None:
         """Id of the running process."""
-        return self._places[0].pid if self._places else None
+        return self._own_workers[0].pid if self._own_workers else None
 
     @property
     def is_idle(self) -> bool:
         return self._takes_requests and not self.num_streams
 
     def load(self, tenant: str, *, background: bool = False) -> EngineLoad:
-        return self._places[0].meter.load(tenant, background=background)
+        return self._own_workers[0].meter.load(tenant, background=background)
 
     async def start(self) -> None:
         """Start the process and load the model.
@@ -331,9 +331,9 @@ class RemoteEngine(ProcessClient):
         Raises:
             SetupError: it cannot be loaded as configured.
         """
-        self.expect(self._config.load.tokenizer or self._config.load.model)
+        self.preload_tokenizer(self._config.load.tokenizer or self._config.load.model)
         worker = _SingleWorker(Role.BOTH, 0, self._launch, self)
-        self._places = (worker,)
+        self._own_workers = (worker,)
         worker.start()
         try:
             await worker.has_started
@@ -342,61 +342,61 @@ class RemoteEngine(ProcessClient):
             raise
         heartbeat_s = self._step_timeout_s / HEARTBEATS_PER_TIMEOUT
         every_s = min(1.0, self._stall_after_s / 4, heartbeat_s)
-        self._run(self._look_after(every_s, self._step_timeout_s), "twostroke-watch")
+        self._run(self._watch_workers(every_s, self._step_timeout_s), "twostroke-watch")
 
     async def _launch(self, name: str) -> EngineProcess:
         del name
         heartbeat = Heartbeat(self._step_timeout_s / HEARTBEATS_PER_TIMEOUT, self._step_timeout_s)
         return await EngineProcess.spawn(StartEngine(self._config, heartbeat=heartbeat), self._command)
 
-    # ------------------------------------------------------------------ interface to the front desk
+    # ------------------------------------------------------------------ interface to StreamingFrontend
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a sequence."""
-        self._places[0].send(Add(request))
+        self._own_workers[0].send(Add(request))
 
     def finish(self, request_id: str, reason: FinishReason, num_output_tokens: int | None = None) -> None:
         """End a sequence, if a process may still run it."""
-        self._places[0].send(Finish(request_id, reason, num_output_tokens))
+        self._own_workers[0].send(Finish(request_id, reason, num_output_tokens))
 
     # ------------------------------------------------------------------ WorkerListener
 
-    def objection(self, worker: PoolWorker, ready: EngineReady) -> str:
+    def refusal(self, worker: PoolWorker, ready: EngineReady) -> str:
         """Return no objection: a single process has no others to agree with."""
         del worker, ready
         return ""
 
     async def worker_ready(self, worker: PoolWorker, ready: EngineReady) -> None:
         self.imports_s, self.ready_s = ready.imports_s, ready.ready_s
-        await self.meet(ready.facts, self)
+        await self.prepare_for(ready.facts, self)
         self._name = f"engine-{worker.pid}"
         self._progress_s = self.now_s()
 
     def worker_gone(self, worker: PoolWorker, cause: str) -> None:
         """End every stream, because no other process can resume its sequences."""
-        self.give_up(worker.cause)
+        self.end_all(worker.cause)
         self._fail_resets(worker.cause)
         if self._name:
-            self._tell_soon(EngineLost(self.now_s(), self._name, cause))
+            self._notify_soon(EngineLost(self.now_s(), self._name, cause))
             self._report_trouble(cause)
         self._name = ""
 
     @property
     def _workers(self) -> Sequence[PoolWorker]:
-        return self._places
+        return self._own_workers
 
     @property
     def _takes_requests(self) -> bool:
-        return self._places[0].is_ready
+        return self._own_workers[0].is_ready
 
-    def _standing(self) -> tuple[EngineState, str]:
-        if not self._places:
+    def _state_and_cause(self) -> tuple[EngineState, str]:
+        if not self._own_workers:
             return EngineState.STARTING, "the model is being loaded"
-        worker = self._places[0]
+        worker = self._own_workers[0]
         return worker.state, worker.cause or "steps are committed while there is work"
 
     def _is_waiting(self, sequence_id: str) -> bool:
-        return self._places[0].meter.is_waiting(sequence_id)
+        return self._own_workers[0].meter.is_waiting(sequence_id)
 
     def _name_of(self, worker: PoolWorker) -> str:
         del worker
@@ -411,5 +411,5 @@ class RemoteEngine(ProcessClient):
         return updates
 
     async def _end_processes(self) -> None:
-        for worker in self._places:
+        for worker in self._own_workers:
             await worker.close()

@@ -11,7 +11,7 @@ from twostroke.client.load import EngineLoad
 from twostroke.config.pools import KVTransport, RoutingConfig
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import LenderAddress
+from twostroke.engine.handover_messages import LenderAddress
 from twostroke.events import Event, KVImportEnded, PrefixCacheReset, RequestRouted, StepScheduled
 from twostroke.kv_cache.prefix_cache import BlockHasher, hash_by_tokens
 from twostroke.pools.member import Member, Role, Transport
@@ -75,7 +75,7 @@ class Placer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
+class _WorkerState:
     idle: Member
     """State in which the worker joined."""
     prefix_tokens: int
@@ -94,8 +94,8 @@ class RoutedPlacer:
     def __init__(self, config: RoutingConfig, names: BlockHasher = hash_by_tokens) -> None:
         self.router = Router(config)
         self._names = names
-        self._workers: dict[str, _Worker] = {}
-        self._on_the_way: dict[str, tuple[str, str]] = {}
+        self._workers: dict[str, _WorkerState] = {}
+        self._handovers: dict[str, tuple[str, str]] = {}
         """Prefill and decode worker of each hand-over in progress, by the request's id at the workers."""
 
     def joined(self, member: ReadyWorker, facts: EngineFacts, transport: KVTransport) -> None:
@@ -125,7 +125,7 @@ class RoutedPlacer:
             idle: its current state.
             prefix_tokens: granularity in tokens at which prefixes can be handed over.
         """
-        self._workers[idle.member_id] = _Worker(idle, prefix_tokens, idle.num_free_blocks)
+        self._workers[idle.member_id] = _WorkerState(idle, prefix_tokens, idle.num_free_blocks)
         self._put(idle.member_id, EngineLoad(idle.max_num_seqs))
 
     def num_free_blocks(self, worker_id: str) -> int:
@@ -136,15 +136,15 @@ class RoutedPlacer:
     @property
     def num_handovers(self) -> int:
         """Number of hand-overs whose end was not reported yet."""
-        return len(self._on_the_way)
+        return len(self._handovers)
 
     def left(self, worker_id: str) -> None:
         """Remove a worker that accepts no more requests."""
         if self._workers.pop(worker_id, None) is not None:
             self.router.remove(worker_id)
-            self._on_the_way = {name: ends for name, ends in self._on_the_way.items() if worker_id not in ends}
+            self._handovers = {name: ends for name, ends in self._handovers.items() if worker_id not in ends}
 
-    def heard(self, worker_id: str, event: Event) -> None:
+    def on_event(self, worker_id: str, event: Event) -> None:
         """Process an event of a worker's engine."""
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -162,7 +162,7 @@ class RoutedPlacer:
     def routed(self, event: RequestRouted) -> None:
         """Record a hand-over in progress; its outcome gives the speed of the link."""
         if event.prefill is not None:
-            self._on_the_way[event.request_id] = event.prefill, event.decode
+            self._handovers[event.request_id] = event.prefill, event.decode
 
     def reported(self, worker_id: str, load: Callable[[], EngineLoad], now_s: float) -> None:
         """Update a worker's load, unless that was done recently."""
@@ -223,7 +223,7 @@ class RoutedPlacer:
 
     def _measured(self, worker_id: str, event: KVImportEnded) -> None:
         """Record the rate of a successful hand-over, over the time in which bytes arrived."""
-        prefill, decode = self._on_the_way.pop(event.request_id, ("", ""))
+        prefill, decode = self._handovers.pop(event.request_id, ("", ""))
         is_theirs = decode == worker_id and prefill in self._workers
         if is_theirs and not event.problem and event.num_bytes and event.busy_s > 0:
             self.router.link_measured(prefill, decode, event.num_bytes / event.busy_s)

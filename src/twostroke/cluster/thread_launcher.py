@@ -6,7 +6,7 @@ For notebooks, tests and a server in one process. Compared with processes, threa
   elsewhere, and it ends by itself if its step ever returns. Until then its memory stays in use, so only a few may be
   abandoned at a time.
 - The heartbeat comes from another thread, which runs whatever the engine does. So no heartbeat is sent once a loop has
-  not finished a pass for `STEP_PATIENCE_S`.
+  not finished a pass for `STEP_TIMEOUT_S`.
 - Engines compute one after the other: the native kernels have one thread pool (csrc/threads.cpp). A thread that hangs
   inside a kernel stops all engines.
 - If the process ends, all workers end.
@@ -27,10 +27,10 @@ from pathlib import Path
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.messages import EngineReady, StartEngine
 from twostroke.cluster.process import Channel, run
-from twostroke.cluster.wires import FolderSockets
+from twostroke.cluster.process_sockets import FolderSockets
 from twostroke.config.engine import EngineConfig
 from twostroke.cost.step_cost import MachineLimits
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_messages import HandoverSettings
 from twostroke.errors import SetupError
 from twostroke.log import get_logger
 from twostroke.plain_words import reason_of
@@ -39,7 +39,7 @@ from twostroke.runner.model_runner import Executor
 
 log = get_logger(__name__)
 
-STEP_PATIENCE_S = 30.0
+STEP_TIMEOUT_S = 30.0
 """Seconds that a pass of the loop may take. A step is a chunk of a prompt or a token each; the longest takes
 seconds."""
 MAX_ABANDONED = 2
@@ -51,16 +51,16 @@ class ThreadLauncher:
 
     Args:
         wrap_executor: wraps the executor that computes; tests inject faults there.
-        step_patience_s: seconds without a pass of the loop after which it counts as hanging.
+        step_timeout_s: seconds without a pass of the loop after which it counts as hanging.
     """
 
     def __init__(
         self,
         wrap_executor: Callable[[Executor], Executor] | None = None,
-        step_patience_s: float = STEP_PATIENCE_S,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
-        self._around_executor = wrap_executor
-        self._step_patience_s = step_patience_s
+        self._wrap_executor = wrap_executor
+        self._step_timeout_s = step_timeout_s
         self._machine: MachineLimits | None = None
         self._children: list[ThreadChild] = []
 
@@ -70,7 +70,7 @@ class ThreadLauncher:
     async def check_room(self, sizes: Mapping[Role, int]) -> None:
         """Accept every size: this process starts as many workers as asked."""
 
-    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverPort) -> EngineProcess:
+    async def launch(self, name: str, role: Role, config: EngineConfig, port: HandoverSettings) -> EngineProcess:
         """Start a worker as a thread.
 
         Raises:
@@ -78,14 +78,14 @@ class ThreadLauncher:
         """
         del role
         self._children = [child for child in self._children if child.is_running]
-        num_left = sum(child.is_left for child in self._children)
+        num_left = sum(child.is_abandoned for child in self._children)
         if num_left >= MAX_ABANDONED:
             raise SetupError(
                 f"{num_left} workers hang in threads of this process and cannot be ended. Restart the process, "
                 "or use --pool-workers process."
             )
         folder = Path(tempfile.mkdtemp(prefix="twostroke-"))  # for this user only
-        child = ThreadChild(name, folder, self._around_executor, self._step_patience_s)
+        child = ThreadChild(name, folder, self._wrap_executor, self._step_timeout_s)
         self._children.append(child)
         process = EngineProcess(child, FolderSockets(folder), final_reports_s=0.0)
         process.send(StartEngine(config, port, machine=self._machine))
@@ -106,7 +106,7 @@ class ThreadChild:
         name: of the worker.
         folder: folder of its sockets, removed at its end.
         wrap_executor: see ThreadLauncher.
-        step_patience_s: see ThreadLauncher.
+        step_timeout_s: see ThreadLauncher.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class ThreadChild:
         name: str,
         folder: Path,
         wrap_executor: Callable[[Executor], Executor] | None = None,
-        step_patience_s: float = math.inf,
+        step_timeout_s: float = math.inf,
     ) -> None:
         self._name = name
         self._folder = folder
-        self._around_executor = wrap_executor
-        self._step_patience_s = step_patience_s
+        self._wrap_executor = wrap_executor
+        self._step_timeout_s = step_timeout_s
         self._channel = Channel(folder)
         self._loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[str] = self._loop.create_future()
@@ -137,9 +137,9 @@ class ThreadChild:
         return self._thread.is_alive()
 
     @property
-    def is_left(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether the thread was abandoned."""
-        return self._channel.is_left
+        return self._channel.is_abandoned
 
     async def ending(self) -> str:
         return await asyncio.shield(self._ending)
@@ -147,7 +147,7 @@ class ThreadChild:
     def kill(self) -> None:
         """Abandon the thread, and report its end at once."""
         if not self._ending.done():
-            self._channel.leave()
+            self._channel.abandon()
             self._ended("was abandoned: a thread cannot be killed")
 
     def forget(self) -> None:
@@ -155,14 +155,12 @@ class ThreadChild:
 
     def _run(self) -> None:
         try:
-            code = run(
-                self._channel, self._around_executor, is_whole_process=False, step_patience_s=self._step_patience_s
-            )
+            code = run(self._channel, self._wrap_executor, is_whole_process=False, step_timeout_s=self._step_timeout_s)
             how = "has ended" if code == 0 else "has stopped"
         except BaseException as error:
             log.exception("%s has died", self._name)
             how = f"has died ({reason_of(error)})"
-        if self._channel.is_left:
+        if self._channel.is_abandoned:
             log.warning("%s, which was abandoned, has now ended", self._name)
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._ended, how)

@@ -19,11 +19,11 @@ from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.gateway_log import log_of
 from twostroke.cluster.launcher import Launcher
 from twostroke.cluster.pool_worker import HEARTBEATS_PER_TIMEOUT, PoolWorker, WorkerListener
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import MAX_WORKERS, PoolConfig, decode_engine, prefill_engine
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_messages import HandoverSettings
 from twostroke.engine.heartbeat import Heartbeat
 from twostroke.kv_transfer.address import Address
 from twostroke.log import get_logger
@@ -49,7 +49,7 @@ class WorkerPool:
     Args:
         config: of each engine.
         pools: initial sizes and settings.
-        hears: listener to the workers.
+        listener: listener to the workers.
         launcher: starts a process.
         num_live: returns the number of sequences that need a worker, by its id.
         migrate: called with a leaving worker when its time is up, to resume its sequences elsewhere.
@@ -59,7 +59,7 @@ class WorkerPool:
         self,
         config: EngineConfig,
         pools: PoolConfig,
-        hears: PoolListener,
+        listener: PoolListener,
         launcher: Launcher,
         *,
         num_live: Callable[[str], int],
@@ -67,7 +67,7 @@ class WorkerPool:
     ) -> None:
         self._config = config
         self._pools = pools
-        self._hears = hears
+        self._listener = listener
         self._launcher = launcher
         self._num_live = num_live
         self._migrate = migrate
@@ -106,7 +106,7 @@ class WorkerPool:
         Raises:
             InvalidParameter: it may not.
         """
-        whole_number(role, number, 1 if role is Role.DECODE else 0, MAX_WORKERS)
+        check_int(role, number, 1 if role is Role.DECODE else 0, MAX_WORKERS)
 
     def scale(self, role: Role, number: int, *, drain_timeout_s: float, first: Sequence[str] = ()) -> None:
         """Change the size of a pool: start workers, or retire some.
@@ -128,7 +128,7 @@ class WorkerPool:
         staying.sort(key=lambda w: (w.is_ready, w.worker_id not in first, self._num_live(w.worker_id), w.worker_id))
         for worker in staying[: max(0, len(staying) - number)]:
             worker.retire()
-            self._hears.worker_retired(worker)
+            self._listener.worker_retired(worker)
             leaving = asyncio.create_task(self._leave(worker, drain_timeout_s), name=f"twostroke-{worker.worker_id}")
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
@@ -163,7 +163,7 @@ class WorkerPool:
         self._workers.remove(worker)
         self._starts[worker.role, worker.place] = worker.num_starts
         log.info("%s has left the pool", worker_id)
-        self._hears.worker_gone(worker, f"{worker_id} has left the pool")
+        self._listener.worker_gone(worker, f"{worker_id} has left the pool")
 
     def _worker(self, role: Role, place: int) -> PoolWorker:
         config = (decode_engine if role is Role.DECODE else prefill_engine)(self._config, self._pools)
@@ -172,12 +172,12 @@ class WorkerPool:
             load = replace(config.load, event_log=log_of(config.load.event_log, name))
             return await self._launcher.launch(name, role, replace(config, load=load), self._port(role, name))
 
-        return PoolWorker(role, place, launch, self._hears, num_starts=self._starts[role, place])
+        return PoolWorker(role, place, launch, self._listener, num_starts=self._starts[role, place])
 
-    def _port(self, role: Role, name: str) -> HandoverPort:
+    def _port(self, role: Role, name: str) -> HandoverSettings:
         """Return a process's hand-over settings; each process has its own address, so that it is not taken for an
         earlier one."""
-        port = HandoverPort(
+        port = HandoverSettings(
             allows_drift=self._pools.allow_numeric_drift,
             memory_share=1 / max(self._pools.num_workers, len(self._workers)),
             heartbeat=Heartbeat(self._pools.heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT, self._pools.step_timeout_s),

@@ -72,7 +72,7 @@ class Communicator(Protocol):
         ...
 
 
-class Watching(Communicator, Protocol):
+class WatchedCommunicator(Communicator, Protocol):
     """A communicator over sockets, which the kernel closes when a process dies."""
 
     @property
@@ -80,7 +80,7 @@ class Watching(Communicator, Protocol):
         """Host of this rank, as the others reach it."""
         ...
 
-    def check_others(self, wait_ms: int) -> None:
+    def check_ranks(self, wait_ms: int) -> None:
         """Wait briefly for any other rank to end; used while waiting for the ranks in another way.
 
         Raises:
@@ -89,7 +89,7 @@ class Watching(Communicator, Protocol):
         ...
 
 
-class Alone:
+class SingleRank:
     """The communicator of a single rank."""
 
     rank = 0

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twostroke.communicator.interface import Watching
+from twostroke.communicator.interface import WatchedCommunicator
 from twostroke.errors import RankLost
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = datetime.timedelta(minutes=10)
 """Time limit for a rank that neither arrives nor ends. A rank that ends is noticed at once."""
-_LOOK_MS = 100
+_POLL_MS = 100
 _NOTICE_S = 5.0
 """Seconds for the sockets to show which rank is gone, after a gather failed."""
 
@@ -38,9 +38,9 @@ class ProcessGroupCommunicator:
     gathers in progress. Results computed from an aborted gather are invalid, and `verify` raises.
     """
 
-    def __init__(self, beside: Watching, group: Backend) -> None:
+    def __init__(self, beside: WatchedCommunicator, group: Backend) -> None:
         """Take over both communicators."""
-        self._beside = beside
+        self._host_group = beside
         self._group: Backend | None = group
         self._lost: RankLost | None = None
         self._is_closed, self._is_rank_lost = threading.Event(), threading.Event()
@@ -49,11 +49,11 @@ class ProcessGroupCommunicator:
 
     @property
     def rank(self) -> int:
-        return self._beside.rank
+        return self._host_group.rank
 
     @property
     def size(self) -> int:
-        return self._beside.size
+        return self._host_group.size
 
     def all_gather(self, local: Tensor, out: Tensor, widths: Sequence[int], num_rows: int = 1) -> None:
         """Gather as described in Communicator.
@@ -82,10 +82,10 @@ class ProcessGroupCommunicator:
             part.copy_(of_rank[:, : part.shape[1]])
 
     def broadcast(self, message: bytes | None) -> bytes:
-        return self._beside.broadcast(message)
+        return self._host_group.broadcast(message)
 
     def barrier(self) -> None:
-        self._beside.barrier()
+        self._host_group.barrier()
 
     def verify(self) -> None:
         if self._lost is not None:
@@ -100,7 +100,7 @@ class ProcessGroupCommunicator:
         self._watcher.join()
         self._abort()
         self._group = None  # gloo closes its connections, which others may wait for, only with the group
-        self._beside.close()
+        self._host_group.close()
 
     def _gather(self, sent: Tensor, found: Tensor) -> None:
         """Gather as bytes, because not every backend supports every type."""
@@ -116,7 +116,7 @@ class ProcessGroupCommunicator:
         """Watch the other ranks until this communicator is closed or a rank is gone."""
         while not self._is_closed.is_set():
             try:
-                self._beside.check_others(_LOOK_MS)
+                self._host_group.check_ranks(_POLL_MS)
             except RankLost as lost:
                 self._lost = lost  # set before the abort, which wakes up readers of it
                 self._is_rank_lost.set()
@@ -128,7 +128,7 @@ class ProcessGroupCommunicator:
             self._group.abort()
 
 
-def process_group(beside: Watching, device_type: str) -> ProcessGroupCommunicator:
+def process_group(beside: WatchedCommunicator, device_type: str) -> ProcessGroupCommunicator:
     """Create a process group; all ranks call it, and it returns when all have.
 
     Args:
@@ -151,7 +151,7 @@ def process_group(beside: Watching, device_type: str) -> ProcessGroupCommunicato
     return communicator
 
 
-def _store(beside: Watching) -> dist.TCPStore:
+def _store(beside: WatchedCommunicator) -> dist.TCPStore:
     """Return the store in which backends exchange addresses: on rank 0, at a port that only the ranks know."""
     if beside.rank:
         host, _, port = beside.broadcast(None).decode().rpartition(":")

@@ -24,7 +24,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 16
 _ANSWER_S = 10.0
 """Seconds within which a connected peer has to send its message."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class _Hello(msgspec.Struct, array_like=True):
@@ -37,7 +37,7 @@ class _Hello(msgspec.Struct, array_like=True):
     """Address of its listener: a path, or a port of its host as text."""
 
 
-class _Answer(msgspec.Struct, array_like=True):
+class _Reply(msgspec.Struct, array_like=True):
     """Rank 0's reply: when all ranks have arrived, or as a refusal."""
 
     addresses: list[str] = msgspec.field(default_factory=list[str])
@@ -85,7 +85,7 @@ def await_ranks(
     found: dict[int, socket.socket] = {}
     addresses: dict[int, str] = {}
     deadline_s = time.monotonic() + timeout_s
-    listener.settimeout(_LOOK_S)
+    listener.settimeout(_POLL_S)
     try:
         while len(found) < size - 1:
             trouble = find_failure()
@@ -103,7 +103,7 @@ def await_ranks(
                 port_or_path = hello.listens_at
                 addresses[hello.rank] = port_or_path if is_path(port_or_path) else f"{host[0]}:{port_or_path}"
                 found[hello.rank] = connection
-        answer = _Answer([addresses[rank] for rank in range(1, size)])
+        answer = _Reply([addresses[rank] for rank in range(1, size)])
         for rank, connection in found.items():
             try:
                 _send(connection, answer)
@@ -141,7 +141,7 @@ def join(address: str, rank: int, size: int, timeout_s: float) -> dict[int, sock
                 listens_at = name if isinstance(name, str) else str(name[1])
                 _send(to_first, _Hello(__version__, rank, size, listens_at))
                 to_first.settimeout(max(_ANSWER_S, deadline_s - time.monotonic()))
-                answer = _receive(to_first, _Answer)
+                answer = _receive(to_first, _Reply)
                 if answer.refusal:
                     raise SetupError(f"rank {rank} of {size} was refused at {address}: {answer.refusal}")
                 found[0] = to_first.dup()
@@ -184,7 +184,7 @@ def _receive_hello(connection: socket.socket, size: int, present: dict[int, sock
             refusal = "this rank has connected already. Start each rank once."
         if not refusal:
             return hello
-        _send(connection, _Answer(refusal=refusal))
+        _send(connection, _Reply(refusal=refusal))
     except (OSError, EOFError, ValueError, msgspec.MsgspecError):
         pass  # not a rank
     connection.close()
@@ -212,7 +212,7 @@ def _connect_with_retries(address: str, deadline_s: float) -> socket.socket:
         except OSError:
             if is_path(address) or time.monotonic() >= deadline_s:
                 raise
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
 
 def _connect(address: str) -> socket.socket:

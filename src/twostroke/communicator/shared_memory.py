@@ -25,7 +25,7 @@ log = get_logger(__name__)
 _SLOT_BYTES = 1 << 18
 """Bytes of a slot for each rank and each of two rounds; a larger gather takes several rounds."""
 
-_PATIENCE_US = 1000
+_TIMEOUT_US = 1000
 """Microseconds of busy waiting for the other ranks of a step."""
 
 
@@ -56,7 +56,7 @@ class SharedMemoryCommunicator:
         self._gather.start(local.data_ptr(), out.data_ptr(), widths, num_rows)
         num_waits, awaited = 0, 0
         try:
-            while (awaited := self._gather.advance(_PATIENCE_US)) >= 0:
+            while (awaited := self._gather.advance(_TIMEOUT_US)) >= 0:
                 self._check_others(wait_ms=min(num_waits, 10))
                 num_waits += 1
         except RuntimeError as error:
@@ -65,7 +65,7 @@ class SharedMemoryCommunicator:
     def _check_others(self, wait_ms: int) -> None:
         """Wait briefly; raise RankLost if a rank is gone and its part of the gather is missing."""
         try:
-            self._sockets.check_others(wait_ms)
+            self._sockets.check_ranks(wait_ms)
         except RankLost:
             # A rank that ended after its last gather has written its part.
             if self._gather.advance(0) >= 0:
@@ -84,8 +84,8 @@ class SharedMemoryCommunicator:
     def own_host(self) -> str:
         return self._sockets.own_host
 
-    def check_others(self, wait_ms: int) -> None:
-        self._sockets.check_others(wait_ms)
+    def check_ranks(self, wait_ms: int) -> None:
+        self._sockets.check_ranks(wait_ms)
 
     def close(self) -> None:
         self._sockets.close()

@@ -105,7 +105,7 @@ class SocketCommunicator:
         for peer in self._peers.values():
             peer.close()
 
-    def check_others(self, wait_ms: int) -> None:
+    def check_ranks(self, wait_ms: int) -> None:
         for descriptor, _ in self._hang_ups.poll(wait_ms):
             raise RankLost(self._ranks[descriptor], "its process has ended")
 
@@ -142,7 +142,7 @@ class SocketCommunicator:
     def _send(self, rank: int, buffers: list[memoryview]) -> None:
         try:
             while buffers:
-                _take(buffers, self._peers[rank].sendmsg(buffers))
+                _consume(buffers, self._peers[rank].sendmsg(buffers))
         except BlockingIOError:
             return
         except OSError as error:
@@ -182,7 +182,7 @@ class _Incoming:
     def received(self, num_bytes: int) -> None:
         """Record that more bytes have arrived."""
         in_header = 0 if self._has_header else self.missing[0].nbytes
-        _take(self.missing, num_bytes)
+        _consume(self.missing, num_bytes)
         if not self._has_header and num_bytes >= in_header:
             self._has_header = True
             operation, announced = _HEADER.unpack(self._header)
@@ -194,7 +194,7 @@ class _Incoming:
                 self._owner.check_header(self._rank, operation, announced, self._body.nbytes)
 
 
-def _take(buffers: list[memoryview], num_bytes: int) -> None:
+def _consume(buffers: list[memoryview], num_bytes: int) -> None:
     """Remove bytes that were sent or filled from the front of the buffers, and buffers that are empty."""
     while buffers and num_bytes >= buffers[0].nbytes:
         num_bytes -= buffers[0].nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from twostroke.config.checks import number, one_of, switch, whole_number
+from twostroke.config.checks import check_bool, check_choice, check_int, check_number
 from twostroke.config.kv_format import KVCacheDType
 from twostroke.config.sizes import read_sizes
 from twostroke.errors import InvalidParameter
@@ -26,7 +26,7 @@ def check_block_size(name: str, size: int) -> None:
         InvalidParameter: it is no power of two from 1 to MAX_BLOCK_SIZE.
     """
     limit = f"a power of two from 1 to {MAX_BLOCK_SIZE}"
-    whole_number(name, size, 1, MAX_BLOCK_SIZE, limit=limit)
+    check_int(name, size, 1, MAX_BLOCK_SIZE, limit=limit)
     if size & (size - 1):
         raise InvalidParameter(name, size, f"must be {limit}")
 
@@ -72,17 +72,17 @@ class CacheConfig:
         check_block_size("block_size", self.block_size)
         for name, value in (("kv_cache_memory", self.kv_cache_memory), ("num_kv_blocks", self.num_kv_blocks)):
             if value is not None:
-                whole_number(name, value, 1)
+                check_int(name, value, 1)
         for name in ("enable_prefix_caching", "enable_kv_cache"):
-            switch(name, getattr(self, name))
-        one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDType))
-        one_of("kv_reservation", self.kv_reservation, get_args(KVReservation))
+            check_bool(name, getattr(self, name))
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDType))
+        check_choice("kv_reservation", self.kv_reservation, get_args(KVReservation))
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise InvalidParameter("num_kv_blocks", self.num_kv_blocks, "cannot be given beside kv_cache_memory")
         self._check_utilization()
         self._check_offloading()
         self._check_prefix_caching()
-        number("kv_check_rate", self.kv_check_rate, 0, 1, "from 0 (never) to 1 (every hit)")
+        check_number("kv_check_rate", self.kv_check_rate, 0, 1, "from 0 (never) to 1 (every hit)")
         if self.kv_check_rate and not self.enable_prefix_caching:
             remedy = "Leave it out, or leave the prefix cache on."
             raise InvalidParameter("kv_check_rate", self.kv_check_rate, "checks hits of the prefix cache", remedy)
@@ -105,7 +105,7 @@ class CacheConfig:
         given = self.kv_offloading_size
         if given is None:
             return
-        whole_number("kv_offloading_size", given, 1)
+        check_int("kv_offloading_size", given, 1)
         if not self.enable_prefix_caching:
             remedy = "Leave it out, or leave the prefix cache on."
             raise InvalidParameter("kv_offloading_size", given, "extends the prefix cache", remedy)
@@ -114,7 +114,7 @@ class CacheConfig:
         given = self.gpu_memory_utilization
         if given is None:
             return
-        number("gpu_memory_utilization", given, 0, 1, "more than 0 and at most 1 (a share)", low_open=True)
+        check_number("gpu_memory_utilization", given, 0, 1, "more than 0 and at most 1 (a share)", low_open=True)
         for name in ("kv_cache_memory", "num_kv_blocks"):
             if getattr(self, name) is not None:
                 raise InvalidParameter("gpu_memory_utilization", given, f"changes nothing beside {name}")

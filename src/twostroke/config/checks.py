@@ -12,28 +12,28 @@ from typing import Any
 from twostroke.errors import MAX_SHOWN_CHARS, InvalidParameter, shown
 
 
-def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise InvalidParameter if a value is none of a Literal's strings.
 
-    >>> one_of("policy", "fcfs", ("fcfs", "priority"))
+    >>> check_choice("policy", "fcfs", ("fcfs", "priority"))
     """
     if not isinstance(value, str) or value not in allowed:
         raise InvalidParameter(name, value, f"must be one of {', '.join(map(repr, allowed))}")
 
 
-def switch(name: str, value: object) -> None:
+def check_bool(name: str, value: object) -> None:
     """Raise InvalidParameter if a value is neither True nor False: every non-empty string would count as true."""
     if not isinstance(value, bool):
         raise InvalidParameter(name, value, "must be true or false")
 
 
-def text(name: str, value: object) -> None:
+def check_text(name: str, value: object) -> None:
     """Raise InvalidParameter if a value is no string, or an empty one."""
     if not isinstance(value, str) or not value:
         raise InvalidParameter(name, value, "must be a string" + (" that is not empty" if value == "" else ""))
 
 
-def unicode(name: str, value: str) -> None:
+def check_unicode(name: str, value: str) -> None:
     """Raise InvalidParameter if UTF-8 cannot encode a string; no tokenizer reads or produces such text."""
     try:
         value.encode("utf-8")
@@ -42,7 +42,7 @@ def unicode(name: str, value: str) -> None:
         raise InvalidParameter(name, value, limit, "Send valid Unicode.") from error
 
 
-def whole_number(name: str, value: object, low: int, high: int | None = None, *, limit: str = "") -> None:
+def check_int(name: str, value: object, low: int, high: int | None = None, *, limit: str = "") -> None:
     """Raise InvalidParameter if a value is no int (True is none), or outside low to high, both included.
 
     `limit` words the limit in the message.
@@ -52,7 +52,7 @@ def whole_number(name: str, value: object, low: int, high: int | None = None, *,
         raise InvalidParameter(name, value, f"must be {limit}")
 
 
-def number(name: str, value: object, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
+def check_number(name: str, value: object, low: float, high: float, limit: str, *, low_open: bool = False) -> None:
     """Raise InvalidParameter if a value is no finite number, or outside low to high; `low_open` excludes low itself."""
     given: Any = value
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
@@ -61,13 +61,13 @@ def number(name: str, value: object, low: float, high: float, limit: str, *, low
         raise InvalidParameter(name, value, f"must be {limit}")
 
 
-def whole_numbers(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
+def parse_ints(name: str, given: str, low: int, high: int) -> tuple[int, ...]:
     """Return the numbers of a list with commas, sorted, each once.
 
     Raises:
         InvalidParameter: it is empty, or an entry is no whole number or outside low to high.
 
-    >>> whole_numbers("sizes", "4,1,4", 1, 8)
+    >>> parse_ints("sizes", "4,1,4", 1, 8)
     (1, 4)
     """
     found: set[int] = set()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from twostroke.config.fields import at_least_0, count, is_number, list_of, one_value, switch
+from twostroke.config.fields import is_number, one_value, read_bool, read_count, read_count_or_0, read_list
 from twostroke.errors import CorruptCheckpoint, shown
 
 MAX_EXPERTS = 4096
@@ -100,19 +100,19 @@ class ExpertTraits:
             _written(given, self.num_experts_key, _NUM_EXPERTS),
             _written(given, self.chosen_key, _NUM_CHOSEN),
         )
-        num_experts = count(given, key, most=MAX_EXPERTS)  # checked before lists of this length are made
-        size = count(given, self.size_key)
-        num_groups = count(given, "n_group", 1) if self.reads_groups else 1
+        num_experts = read_count(given, key, most=MAX_EXPERTS)  # checked before lists of this length are made
+        size = read_count(given, self.size_key)
+        num_groups = read_count(given, "n_group", 1) if self.reads_groups else 1
         spec = ExpertsSpec(
             num_experts=num_experts,
-            num_chosen=count(given, chosen_key),
+            num_chosen=read_count(given, chosen_key),
             intermediate_size=size,
             scores=self.scores,
-            is_renormalized=switch(given, "norm_topk_prob") if self.reads_renormalization else True,
+            is_renormalized=read_bool(given, "norm_topk_prob") if self.reads_renormalization else True,
             scale=_scale(given) if self.reads_groups else 1.0,
             has_correction_bias=self.has_correction_bias,
             num_groups=num_groups,
-            num_chosen_groups=count(given, "topk_group", 1) if self.reads_groups else 1,
+            num_chosen_groups=read_count(given, "topk_group", 1) if self.reads_groups else 1,
             shared_size=self._shared_size(given, size),
             has_shared_gate=self.has_shared_gate,
             norms_router_input=self.norms_router_input,
@@ -124,16 +124,16 @@ class ExpertTraits:
 
     def sparse_layers(self, given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
         """Return for each layer whether it has experts."""
-        if self.switch_key is not None and not switch(given, self.switch_key):
+        if self.switch_key is not None and not read_bool(given, self.switch_key):
             return (False,) * num_layers
         if self.dense_layers == "first":
-            num_dense = at_least_0(given, "first_k_dense_replace", num_layers)
+            num_dense = read_count_or_0(given, "first_k_dense_replace", num_layers)
             return tuple(layer_id >= num_dense for layer_id in range(num_layers))
         if self.dense_layers == "none":
             return (True,) * num_layers
         if self.dense_layers == "outside":
             return _between(given, num_layers)
-        step, dense = count(given, "decoder_sparse_step", 1), list_of(given, "mlp_only_layers")
+        step, dense = read_count(given, "decoder_sparse_step", 1), read_list(given, "mlp_only_layers")
         if any(isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < num_layers for one in dense):
             raise CorruptCheckpoint(
                 f"config.json: mlp_only_layers must be numbers of layers, 0 to {num_layers - 1}, found {shown(dense)}."
@@ -144,8 +144,8 @@ class ExpertTraits:
         if self.shared == "none":
             return 0
         if self.shared == "size":
-            return count(given, "shared_expert_intermediate_size")
-        return size * at_least_0(given, self.shared_key)
+            return read_count(given, "shared_expert_intermediate_size")
+        return size * read_count_or_0(given, self.shared_key)
 
 
 def expert_counts(config: Mapping[str, Any], num_experts_key: str, chosen_key: str) -> dict[str, Any]:
@@ -174,9 +174,9 @@ def _written(given: Mapping[str, Any], own: str, names: Collection[str]) -> str:
 def _between(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it has experts, from the first and last index and the interval; -1: the last
     layer."""
-    step = count(given, "moe_layer_interval", 1)
-    first, last = at_least_0(given, "moe_layer_start_index"), given.get("moe_layer_end_index", -1)
-    last = num_layers - 1 if last in (None, -1) else at_least_0(given, "moe_layer_end_index")
+    step = read_count(given, "moe_layer_interval", 1)
+    first, last = read_count_or_0(given, "moe_layer_start_index"), given.get("moe_layer_end_index", -1)
+    last = num_layers - 1 if last in (None, -1) else read_count_or_0(given, "moe_layer_end_index")
     return tuple(first <= layer_id <= last and (layer_id + 1) % step == 0 for layer_id in range(num_layers))
 
 

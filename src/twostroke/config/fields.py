@@ -26,7 +26,7 @@ def with_defaults(defaults: Mapping[str, Any], given: Mapping[str, Any], left_ou
     return {**defaults, **{key: value for key, value in given.items() if value is not None or key not in left_out}}
 
 
-def count(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
+def read_count(given: Mapping[str, Any], name: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
     """Return a whole number from 1 to `most`.
 
     Raises:
@@ -41,7 +41,7 @@ def count(given: Mapping[str, Any], name: str, default: int | None = None, *, mo
     return value
 
 
-def at_least_0(given: Mapping[str, Any], name: str, most: int = MAX_COUNT) -> int:
+def read_count_or_0(given: Mapping[str, Any], name: str, most: int = MAX_COUNT) -> int:
     """Return a whole number from 0 to `most`, 0 if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:
@@ -51,7 +51,7 @@ def at_least_0(given: Mapping[str, Any], name: str, most: int = MAX_COUNT) -> in
     return value
 
 
-def switch(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+def read_bool(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     """Return a boolean, the default if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:
@@ -88,7 +88,7 @@ def by_layer(given: Mapping[str, Any], name: str, num_layers: int) -> Any:
     value = given.get(name)
     if not isinstance(value, list):
         return value
-    entries = list_of(given, name)
+    entries = read_list(given, name)
     if len(entries) != num_layers:
         raise CorruptCheckpoint(f"config.json: {name} has {len(entries)} entries for {num_layers} layers.")
     if any(entry != entries[0] for entry in entries):
@@ -96,7 +96,7 @@ def by_layer(given: Mapping[str, Any], name: str, num_layers: int) -> Any:
     return entries[0]
 
 
-def mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def read_mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return an object, empty if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:
@@ -106,7 +106,7 @@ def mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], value)
 
 
-def list_of(given: Mapping[str, Any], name: str) -> list[Any]:
+def read_list(given: Mapping[str, Any], name: str) -> list[Any]:
     """Return a list, empty if absent; raise CorruptCheckpoint for anything else."""
     value = given.get(name)
     if value is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from twostroke.config.experts import ExpertTraits
-from twostroke.config.fields import count, list_of, switch
+from twostroke.config.fields import read_bool, read_count, read_list
 from twostroke.config.layer_kinds import layer_overrides
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
@@ -31,8 +31,8 @@ _WINDOW_EVERY = 6
 
 def gemma4_keys(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `layer_types`, with the last layer always full."""
-    num_layers = count(given, "num_hidden_layers")
-    kinds = list_of(given, "layer_types") or [
+    num_layers = read_count(given, "num_hidden_layers")
+    kinds = read_list(given, "layer_types") or [
         "sliding_attention" if (layer_id + 1) % _WINDOW_EVERY else "full_attention" for layer_id in range(num_layers)
     ]
     return {"layer_types": [*kinds[:-1], "full_attention"]}
@@ -53,7 +53,7 @@ def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tupl
             f"({shown(given.get('vocab_size'))})."
         )
     first_shared = len(layers) - _count_or_none(given, "num_kv_shared_layers", 0)
-    shares_projection = switch(given, "attention_k_eq_v")
+    shares_projection = read_bool(given, "attention_k_eq_v")
     own = [
         _with_own_heads(layer, layer_id, heads, shares_projection=shares_projection and layer.kv.window is None)
         for layer_id, (layer, heads) in enumerate(zip(layers, _heads_of_layers(given, layers), strict=True))
@@ -63,7 +63,7 @@ def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tupl
         changed = replace(layer, score_scale=1.0, has_value_norm=True, token_input_size=token_input_size)
         if layer_id >= first_shared:
             changed = replace(changed, kv_source=_source(own[: max(0, first_shared)], layer, layer_id))
-            if switch(given, "use_double_wide_mlp"):
+            if read_bool(given, "use_double_wide_mlp"):
                 changed = replace(changed, intermediate_size=2 * layer.intermediate_size)
         found.append(changed)
     return tuple(found)
@@ -72,13 +72,13 @@ def gemma4_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tupl
 def _count_or_none(given: Mapping[str, Any], name: str, default: int) -> int:
     """Return a number that may be 0 or null, which mean the same."""
     value = given.get(name, default)
-    return 0 if value in (None, 0) else count({name: value}, name)
+    return 0 if value in (None, 0) else read_count({name: value}, name)
 
 
 def _with_own_heads(layer: LayerSpec, layer_id: int, heads: Mapping[str, Any], *, shares_projection: bool) -> LayerSpec:
     """Return a layer with its own numbers of heads applied."""
-    num_kv_heads = count(heads, "num_key_value_heads", layer.kv.num_kv_heads)
-    head_dim = count(heads, "head_dim", layer.kv.head_dim)
+    num_kv_heads = read_count(heads, "num_key_value_heads", layer.kv.num_kv_heads)
+    head_dim = read_count(heads, "head_dim", layer.kv.head_dim)
     if layer.num_heads % num_kv_heads or head_dim % 2:
         raise CorruptCheckpoint(
             f"config.json: layer {layer_id} has {num_kv_heads} KV heads of {head_dim} numbers; num_attention_heads "
@@ -97,7 +97,7 @@ def _heads_of_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> l
         by_layer = layer_overrides(given, len(layers), PER_LAYER_KEYS)
         return [by_layer.get(layer_id, {}) for layer_id in range(len(layers))]
     of_full: dict[str, Any] = {"head_dim": given.get("global_head_dim", 512)}
-    if switch(given, "attention_k_eq_v") and given.get("num_global_key_value_heads") is not None:
+    if read_bool(given, "attention_k_eq_v") and given.get("num_global_key_value_heads") is not None:
         of_full["num_key_value_heads"] = given["num_global_key_value_heads"]
     return [of_full if layer.kv.window is None else {} for layer in layers]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from twostroke.config.architecture_traits import GELUS, ArchitectureTraits
-from twostroke.config.fields import count, switch
+from twostroke.config.fields import read_bool, read_count
 from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.rope import rotary_share
 from twostroke.errors import UnsupportedModel, shown
@@ -38,25 +38,25 @@ _EQUAL_HEADS = {"num_key_value_heads": None, "head_dim": None}
 
 def _of_falcon(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the common keys for Falcon's first architecture (7B) and its second (40B, 180B, 11B)."""
-    is_new = switch(given, "new_decoder_architecture")
-    num_kv_heads = 1 if switch(given, "multi_query", default=True) else given.get("num_attention_heads")
+    is_new = read_bool(given, "new_decoder_architecture")
+    num_kv_heads = 1 if read_bool(given, "multi_query", default=True) else given.get("num_attention_heads")
     return _EQUAL_HEADS | {
         "num_key_value_heads": given.get("num_kv_heads") if is_new else num_kv_heads,
-        "intermediate_size": given.get("ffn_hidden_size") or 4 * count(given, "hidden_size"),
-        "parallel_attn": is_new or switch(given, "parallel_attn", default=True),
-        "num_ln_in_parallel_attn": count(given, "num_ln_in_parallel_attn", 2, most=2) if is_new else 1,
+        "intermediate_size": given.get("ffn_hidden_size") or 4 * read_count(given, "hidden_size"),
+        "parallel_attn": is_new or read_bool(given, "parallel_attn", default=True),
+        "num_ln_in_parallel_attn": read_count(given, "num_ln_in_parallel_attn", 2, most=2) if is_new else 1,
     }
 
 
 def _gpt2_layers(given: Mapping[str, Any], layers: Sequence[LayerSpec]) -> tuple[LayerSpec, ...]:
     """Return layers whose scores are divided by the layer's number if the config says so."""
-    if not switch(given, "scale_attn_by_inverse_layer_idx"):
+    if not read_bool(given, "scale_attn_by_inverse_layer_idx"):
         return tuple(layers)
     return tuple(replace(layer, score_scale=layer.softmax_scale / i) for i, layer in enumerate(layers, start=1))
 
 
 def _of_neox(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
+    head_dim = read_count(given, "hidden_size") // read_count(given, "num_attention_heads")
     if given.get("head_dim") not in (None, head_dim):
         known = f"hidden_size / num_attention_heads ({head_dim})"
         raise UnsupportedModel(f"head_dim={shown(given['head_dim'])} is not implemented here; known: {known}.")
@@ -64,11 +64,11 @@ def _of_neox(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_gpt2(given: Mapping[str, Any]) -> dict[str, Any]:
-    return _EQUAL_HEADS | {"intermediate_size": given.get("n_inner") or 4 * count(given, "hidden_size")}
+    return _EQUAL_HEADS | {"intermediate_size": given.get("n_inner") or 4 * read_count(given, "hidden_size")}
 
 
 def _of_bloom(given: Mapping[str, Any]) -> dict[str, Any]:
-    return _EQUAL_HEADS | {"intermediate_size": 4 * count(given, "hidden_size")}
+    return _EQUAL_HEADS | {"intermediate_size": 4 * read_count(given, "hidden_size")}
 
 
 def _of_opt(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -80,8 +80,8 @@ def _of_opt(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_gptj(given: Mapping[str, Any]) -> dict[str, Any]:
-    head_dim = count(given, "hidden_size") // count(given, "num_attention_heads")
-    share = rotary_share(count(given, "rotary_dim", most=head_dim), head_dim)
+    head_dim = read_count(given, "hidden_size") // read_count(given, "num_attention_heads")
+    share = rotary_share(read_count(given, "rotary_dim", most=head_dim), head_dim)
     rotation = {"rope_theta": None, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": share}
     return _of_gpt2(given) | rotation  # transformers reads no other key of the rotation
 

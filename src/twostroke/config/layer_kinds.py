@@ -8,28 +8,28 @@ from functools import partial
 from typing import Any
 
 from twostroke.config.architecture_traits import ArchitectureTraits, RopeRule
-from twostroke.config.fields import count, list_of, mapping, switch
+from twostroke.config.fields import read_bool, read_count, read_list, read_mapping
 from twostroke.config.rope import DEFAULT_ROPE_THETA, RopeConfig
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shorten, show_name, shown
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 """Most unknown names of a config that a message lists."""
 
 
 def is_original_given(given: Mapping[str, Any], traits: ArchitectureTraits) -> bool:
     by_type = _full_layers_rope(given, traits)
-    rope = by_type or mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
+    rope = by_type or read_mapping(given, "rope_scaling") or read_mapping(given, "rope_parameters")
     name = "original_max_position_embeddings"
     return bool(given.get(name) or rope.get(name))
 
 
 def _full_layers_rope(given: Mapping[str, Any], traits: ArchitectureTraits) -> Mapping[str, Any] | None:
     """Return the rope parameters of full layers; None if the config has one set for all layers."""
-    by_type = mapping(given, "rope_parameters")
+    by_type = read_mapping(given, "rope_parameters")
     if not any(isinstance(value, Mapping) for value in by_type.values()):
         return None
-    stretched = mapping(given, "rope_scaling") if traits.rope_rule in _STRETCHES_FULL else {}
-    return {**mapping(by_type, "full_attention"), **stretched}
+    stretched = read_mapping(given, "rope_scaling") if traits.rope_rule in _STRETCHES_FULL else {}
+    return {**read_mapping(by_type, "full_attention"), **stretched}
 
 
 _STRETCHES_FULL: tuple[RopeRule, ...] = ("plain_windows", "local_windows")
@@ -49,9 +49,9 @@ def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int
     of_windows: dict[str, Any] = {}
     if rule == "local_windows":
         of_windows["rope_theta"] = given.get("rope_local_base_freq", DEFAULT_ROPE_THETA)
-    by_type, of_full = mapping(given, "rope_parameters"), _full_layers_rope(given, traits)
+    by_type, of_full = read_mapping(given, "rope_parameters"), _full_layers_rope(given, traits)
     if of_full is not None:
-        unknown = shorten(sorted(by_type.keys() - {"full_attention", "sliding_attention"}), _MOST_NAMED)
+        unknown = shorten(sorted(by_type.keys() - {"full_attention", "sliding_attention"}), _MAX_NAMED)
         if unknown:
             raise UnsupportedModel(
                 f"rope parameters of {unknown} are not implemented; known: full_attention, sliding_attention."
@@ -63,7 +63,7 @@ def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int
             )
         rest = {name: value for name, value in given.items() if name != "rope_scaling"}
         full = read({**rest, "rope_parameters": of_full})
-        window = read({**rest, **of_windows, "rope_parameters": mapping(by_type, "sliding_attention")})
+        window = read({**rest, **of_windows, "rope_parameters": read_mapping(by_type, "sliding_attention")})
         return full, window
     full = read(given)
     if rule not in _STRETCHES_FULL:
@@ -74,17 +74,17 @@ def ropes_of(given: Mapping[str, Any], traits: ArchitectureTraits, head_dim: int
 
 def layer_windows(given: Mapping[str, Any], traits: ArchitectureTraits, num_layers: int) -> tuple[int | None, ...]:
     rule = traits.windows
-    kinds = None if given.get("layer_types") is None else [str(kind) for kind in list_of(given, "layer_types")]
+    kinds = None if given.get("layer_types") is None else [str(kind) for kind in read_list(given, "layer_types")]
     if kinds is not None and len(kinds) != num_layers:
         raise CorruptCheckpoint(f"config.json: layer_types has {len(kinds)} entries for {num_layers} layers.")
     if rule == "none":
         _check_kinds(kinds or (), "full_attention")
         return (None,) * num_layers
     window = given.get("sliding_window", 4096)
-    if rule in ("by_layer", "unrotated") and not switch(given, "use_sliding_window"):
+    if rule in ("by_layer", "unrotated") and not read_bool(given, "use_sliding_window"):
         window = None
     if window is not None:
-        window = count({"sliding_window": window}, "sliding_window")
+        window = read_count({"sliding_window": window}, "sliding_window")
     if rule == "all_layers":
         return (window,) * num_layers
     if kinds is None:
@@ -118,7 +118,7 @@ def _default_windows(
         every = (traits.reads_window_pattern and given.get("sliding_window_pattern")) or traits.window_every
         if isinstance(every, str):  # "LLLG": as many layers as it has letters
             every = len(every)
-        every = count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
+        every = read_count({"sliding_window_pattern": every}, "sliding_window_pattern", num_layers + 1)
         return tuple(window if (layer_id + 1) % every else None for layer_id in range(num_layers))
     if traits.windows == "unrotated":
         return tuple(None if is_rotated else window for is_rotated in _rotated_layers(given, num_layers))
@@ -146,9 +146,9 @@ def layers_with_rope(
 def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
     """Return for each layer whether `no_rope_layers` has it rotated."""
     if given.get("no_rope_layers") is None:
-        interval = count(given, "no_rope_layer_interval", 4)
+        interval = read_count(given, "no_rope_layer_interval", 4)
         return tuple((layer_id + 1) % interval != 0 for layer_id in range(num_layers))
-    flags = list_of(given, "no_rope_layers")
+    flags = read_list(given, "no_rope_layers")
     if len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
         raise CorruptCheckpoint(
             f"config.json: no_rope_layers must have a 0 or a 1 for each of {num_layers} layers, found {shown(flags)}."
@@ -156,7 +156,7 @@ def _rotated_layers(given: Mapping[str, Any], num_layers: int) -> tuple[bool, ..
     return tuple(bool(flag) for flag in flags[:num_layers])
 
 
-_MOST_DIGITS = 100
+_MAX_DIGITS = 100
 """Most digits of a layer's number. Python refuses to parse integers of thousands of digits."""
 _NAME = "per_layer_config"
 
@@ -179,17 +179,17 @@ def layer_overrides(
         CorruptCheckpoint: a layer does not exist, or its keys are no object.
         UnsupportedModel: a key is not known.
     """
-    by_layer = mapping(given, _NAME)
+    by_layer = read_mapping(given, _NAME)
     found: dict[int, Mapping[str, Any]] = {}
     for number in by_layer:
-        is_layer = number.isdecimal() and len(number) <= _MOST_DIGITS and int(number) < num_layers
+        is_layer = number.isdecimal() and len(number) <= _MAX_DIGITS and int(number) < num_layers
         if not is_layer:
             last = num_layers - 1
             raise CorruptCheckpoint(
                 f"config.json: {_NAME} has {shown(number)}, which is no layer's number; they go from 0 to {last}."
             )
-        own = {**mapping(by_layer, number)}
-        if not list_of(own, "skip"):
+        own = {**read_mapping(by_layer, number)}
+        if not read_list(own, "skip"):
             own.pop("skip", None)
         own = {key: value for key, value in own.items() if key not in given or given[key] != value}
         unknown = sorted(own.keys() - set(known))

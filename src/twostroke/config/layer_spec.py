@@ -60,15 +60,15 @@ class KVSpec:
         """
         return self.num_kv_heads % num_ranks == 0 or num_ranks % self.num_kv_heads == 0
 
-    def of_rank(self, num_ranks: int) -> KVSpec:
+    def for_rank(self, num_ranks: int) -> KVSpec:
         """Return the share of each of several ranks.
 
         All ranks have equally many KV heads. If there are fewer heads than ranks, each rank has one, and neighbouring
         ranks share it.
 
-        >>> KVSpec(num_kv_heads=8, head_dim=64).of_rank(4).num_kv_heads
+        >>> KVSpec(num_kv_heads=8, head_dim=64).for_rank(4).num_kv_heads
         2
-        >>> shared = KVSpec(num_kv_heads=2, head_dim=64).of_rank(4)
+        >>> shared = KVSpec(num_kv_heads=2, head_dim=64).for_rank(4)
         >>> shared.num_kv_heads, [shared.heads_of_rank(rank).start for rank in range(4)]
         (1, [0, 0, 1, 1])
         """
@@ -76,11 +76,11 @@ class KVSpec:
         num_holders = max(1, num_ranks // self.num_kv_heads)
         return replace(self, num_kv_heads=max(1, self.num_kv_heads // num_ranks), num_holders=num_holders)
 
-    def of_all(self, num_ranks: int) -> KVSpec:
+    def for_all_ranks(self, num_ranks: int) -> KVSpec:
         """Return the whole of which this is the share of each rank.
 
         >>> spec = KVSpec(num_kv_heads=2, head_dim=64)
-        >>> [spec.of_rank(num_ranks).of_all(num_ranks) == spec for num_ranks in (1, 2, 4)]
+        >>> [spec.for_rank(num_ranks).for_all_ranks(num_ranks) == spec for num_ranks in (1, 2, 4)]
         [True, True, True]
         """
         return replace(self, num_kv_heads=self.num_kv_heads * num_ranks // self.num_holders, num_holders=1)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from twostroke.config.checks import one_of, switch, text, whole_number
+from twostroke.config.checks import check_bool, check_choice, check_int, check_text
 from twostroke.errors import InvalidParameter
 from twostroke.plain_words import counted
 
-_MOST_CPUS = 4096
+_MAX_CPUS = 4096
 _PART = re.compile(r"\d{1,4}(-\d{1,4})?", re.ASCII)
 
 
@@ -38,8 +38,8 @@ def read_cpu_list(name: str, given: object) -> tuple[int, ...]:
         first, _, last = part.strip().partition("-")
         if int(last or first) < int(first):
             raise InvalidParameter(name, given, f"the range {part.strip()} ends before it begins", remedy)
-        if int(last or first) >= _MOST_CPUS:
-            raise InvalidParameter(name, given, f"CPUs go to {_MOST_CPUS - 1}")
+        if int(last or first) >= _MAX_CPUS:
+            raise InvalidParameter(name, given, f"CPUs go to {_MAX_CPUS - 1}")
         found += range(int(first), int(last or first) + 1)
     twice = next((cpu for cpu in found if found.count(cpu) > 1), None)
     if twice is not None:
@@ -149,30 +149,30 @@ class LoadConfig:
         """Check what needs no model; paths may be strings or Path objects."""
         for name, path_type in (("model", str), ("tokenizer", str), ("packed_cache", str), ("event_log", Path)):
             self._convert_path(name, path_type)
-        one_of("load_format", self.load_format, get_args(LoadFormat))
-        one_of("dtype", self.dtype, get_args(DType))
+        check_choice("load_format", self.load_format, get_args(LoadFormat))
+        check_choice("dtype", self.dtype, get_args(DType))
         if self.quantization is not None:
-            one_of("quantization", self.quantization, get_args(Quantization))
+            check_choice("quantization", self.quantization, get_args(Quantization))
         self._check_load_format()
-        switch("enforce_eager", self.enforce_eager)
+        check_bool("enforce_eager", self.enforce_eager)
         if self.enforce_eager and self.device != "cuda":
             raise InvalidParameter("enforce_eager", True, f"changes nothing with device={self.device}", "Leave it out.")
         self._check_group_size()
         if self.activation_quantization is not None:
-            one_of("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
-        one_of("device", self.device, get_args(Device))
-        one_of("kernels", self.kernels, get_args(Kernels))
+            check_choice("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
+        check_choice("device", self.device, get_args(Device))
+        check_choice("kernels", self.kernels, get_args(Kernels))
         self._check_batch_invariant()
         if self.threads is not None:
-            whole_number("threads", self.threads, 1, MAX_THREADS)
-        whole_number("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
+            check_int("threads", self.threads, 1, MAX_THREADS)
+        check_int("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
         self._check_address()
         self._check_expert_parallel()
         self._check_cpu_affinity()
         self._check_packed_cache()
         if self.max_model_len is not None:
-            whole_number("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
-        whole_number("max_logprobs", self.max_logprobs, 0)
+            check_int("max_model_len", self.max_model_len, 2, limit="a whole number of at least 2 (one in, one out)")
+        check_int("max_logprobs", self.max_logprobs, 0)
 
     @property
     def num_local_ranks(self) -> int:
@@ -209,7 +209,7 @@ class LoadConfig:
         address = self.tensor_parallel_address
         if address is None:
             return
-        text("tensor_parallel_address", address)
+        check_text("tensor_parallel_address", address)
         host, _, port = address.rpartition(":")
         is_port = port.isdecimal() and len(port) <= _PORT_DIGITS and 0 < int(port) < 1 << 16
         if not host or "/" in host or not is_port:
@@ -221,7 +221,7 @@ class LoadConfig:
             raise InvalidParameter("tensor_parallel_address", address, limit)
 
     def _check_expert_parallel(self) -> None:
-        switch("enable_expert_parallel", self.enable_expert_parallel)
+        check_bool("enable_expert_parallel", self.enable_expert_parallel)
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             limit = "needs several ranks, and tensor_parallel_size is 1"
             raise InvalidParameter(
@@ -229,13 +229,13 @@ class LoadConfig:
             )
 
     def _check_batch_invariant(self) -> None:
-        switch("batch_invariant", self.batch_invariant)
+        check_bool("batch_invariant", self.batch_invariant)
         if not self.batch_invariant and self.device == "cpu" and self.kernels not in ("reference", "triton"):
             limit = f"applies to GPUs and to torch's kernels, not to device=cpu with kernels={self.kernels}"
             raise InvalidParameter("batch_invariant", False, limit, "Leave it out, or use --kernels reference.")
 
     def _check_packed_cache(self) -> None:
-        switch("verify", self.verify)
+        check_bool("verify", self.verify)
         if self.packed_cache is None:
             if self.verify:
                 limit = "compares with the hashes in a packed cache, and none is named"
@@ -261,7 +261,7 @@ class LoadConfig:
     def _check_group_size(self) -> None:
         if self.group_size is None:
             return
-        whole_number("group_size", self.group_size, 1)
+        check_int("group_size", self.group_size, 1)
         if self.group_size not in GROUP_SIZES:
             raise InvalidParameter("group_size", self.group_size, f"must be one of {', '.join(map(str, GROUP_SIZES))}")
         if self.quantization != "int4":
@@ -273,5 +273,5 @@ class LoadConfig:
             return
         if not isinstance(given, str | Path):
             raise InvalidParameter(name, cast(object, given), "must be a string or a Path")
-        text(name, str(given) if given else given)
+        check_text(name, str(given) if given else given)
         object.__setattr__(self, name, path_type(given))

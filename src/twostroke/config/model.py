@@ -10,14 +10,14 @@ from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.experts import ExpertTraits
 from twostroke.config.fields import (
-    at_least_0,
     by_layer,
-    count,
     is_number,
-    list_of,
-    mapping,
     one_value,
-    switch,
+    read_bool,
+    read_count,
+    read_count_or_0,
+    read_list,
+    read_mapping,
     with_defaults,
 )
 from twostroke.config.layer_kinds import is_original_given, layer_overrides, layer_windows, layers_with_rope, ropes_of
@@ -32,7 +32,7 @@ DTYPE_NAMES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 4096
 _SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings")
 """Common names that architectures with own names (`n_embd`, `n_head` ...) read, too."""
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 """Most unknown names of a config that a message lists."""
 
 
@@ -136,33 +136,35 @@ class ModelConfig:
         if unread and config.get(traits.keys.get("num_hidden_layers", "num_hidden_layers")) is None:
             raise UnsupportedModel(f"config.json: {unread}. Name the architecture of the whole model.")
         given = _given(config, traits)
-        num_layers = count(given, "num_hidden_layers", most=MAX_LAYERS)  # checked before lists of this length are made
+        num_layers = read_count(
+            given, "num_hidden_layers", most=MAX_LAYERS
+        )  # checked before lists of this length are made
         if traits.derived is not None:
             given |= traits.derived(given)
         if traits.bias_key is not None:
-            given["attention_bias"] = given["mlp_bias"] = switch(given, traits.bias_key)
+            given["attention_bias"] = given["mlp_bias"] = read_bool(given, traits.bias_key)
         _refuse_others(given, traits, num_layers)
         _refuse_bidirectional(given)
-        num_heads = count(given, "num_attention_heads")
-        num_kv_heads = count(given, "num_key_value_heads", num_heads)
-        hidden_size = count(given, "hidden_size")
-        head_dim = count(given, "head_dim", hidden_size // num_heads)
-        max_positions = count(given, "max_position_embeddings")
+        num_heads = read_count(given, "num_attention_heads")
+        num_kv_heads = read_count(given, "num_key_value_heads", num_heads)
+        hidden_size = read_count(given, "hidden_size")
+        head_dim = read_count(given, "head_dim", hidden_size // num_heads)
+        max_positions = read_count(given, "max_position_embeddings")
         full_rope, window_rope = ropes_of(given, traits, head_dim)
         _check_heads(given, hidden_size, num_heads, num_kv_heads, head_dim)
-        has_attention_bias = traits.reads_attention_bias and switch(given, "attention_bias")
-        is_parallel = traits.is_parallel if traits.parallel_key is None else switch(given, traits.parallel_key)
-        has_qk_norm = traits.qk_norm_key is None or switch(given, traits.qk_norm_key)
+        has_attention_bias = traits.reads_attention_bias and read_bool(given, "attention_bias")
+        is_parallel = traits.is_parallel if traits.parallel_key is None else read_bool(given, traits.parallel_key)
+        has_qk_norm = traits.qk_norm_key is None or read_bool(given, traits.qk_norm_key)
         layer = LayerSpec(
             num_heads=num_heads,
             kv=KVSpec(num_kv_heads=num_kv_heads, head_dim=head_dim),
             rope=full_rope,
-            intermediate_size=count(given, "intermediate_size"),
+            intermediate_size=read_count(given, "intermediate_size"),
             has_gate=traits.has_gate,
             is_parallel=is_parallel,
             qkv_bias=traits.qkv_bias or has_attention_bias,
-            output_bias=switch(given, "attention_out_bias") if traits.reads_output_bias else has_attention_bias,
-            mlp_bias=traits.reads_mlp_bias and switch(given, "mlp_bias"),
+            output_bias=read_bool(given, "attention_out_bias") if traits.reads_output_bias else has_attention_bias,
+            mlp_bias=traits.reads_mlp_bias and read_bool(given, "mlp_bias"),
             qk_norm=traits.qk_norm if has_qk_norm else "none",
             norms=_norm_place(given, traits, is_parallel=is_parallel),
             activation=_activation(given, traits),
@@ -172,7 +174,7 @@ class ModelConfig:
             has_alibi=traits.has_alibi,
             residual_scale=_number(given, "residual_multiplier") if traits.reads_multipliers else 1.0,
             residual_from_norm=traits.residual_from_norm_key is not None
-            and switch(given, traits.residual_from_norm_key),
+            and read_bool(given, traits.residual_from_norm_key),
         )
         windows = layer_windows(given, traits, num_layers)
         has_rope = layers_with_rope(given, traits, windows)
@@ -191,14 +193,14 @@ class ModelConfig:
             architecture=architecture,
             layers=layers if traits.unlike is None else traits.unlike(given, layers),
             hidden_size=hidden_size,
-            vocab_size=count(given, "vocab_size"),
+            vocab_size=read_count(given, "vocab_size"),
             max_position_embeddings=max_positions,
             max_context=max_positions
             if traits.rope_rule == "local_windows"
             else full_rope.context(max_positions, is_original_given=is_original_given(given, traits)),
             norm_eps=_epsilon(given, traits.epsilon_key),
             norm=traits.norm,
-            tie_word_embeddings=switch(given, "tie_word_embeddings"),
+            tie_word_embeddings=read_bool(given, "tie_word_embeddings"),
             embedding_scale=_embedding_scale(given, traits),
             rounds_embedding_scale=traits.scales_embeddings,
             logits_divisor=_logits_divisor(given, traits),
@@ -210,9 +212,11 @@ class ModelConfig:
             position_offset=traits.position_offset,
             dtype=_dtype(given),
             quantization=read_quantization(
-                mapping(given, "quantization_config") or mapping(given, "compression_config")
+                read_mapping(given, "quantization_config") or read_mapping(given, "compression_config")
             ),
-            num_prediction_layers=at_least_0(given, "num_nextn_predict_layers") if traits.has_prediction_layers else 0,
+            num_prediction_layers=read_count_or_0(given, "num_nextn_predict_layers")
+            if traits.has_prediction_layers
+            else 0,
             early_exit_layers=_early_exit_layers(given, num_layers),
         )
         if any(rope.rope_type == "dynamic" and (rope.rotary_dim or head_dim) < 4 for rope in (full_rope, window_rope)):
@@ -256,13 +260,13 @@ def _with_experts(given: Mapping[str, Any], traits: ExpertTraits, layers: Sequen
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    names = list_of(config, "architectures")
+    names = read_list(config, "architectures")
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURE_TRAITS:
             return name
     known = sorted([*ARCHITECTURE_TRAITS, *TEXT_MODELS])
     kind = config.get("model_type")
-    what = f"the architecture {shorten(names, _MOST_NAMED)}" if names else "no architecture"
+    what = f"the architecture {shorten(names, _MAX_NAMED)}" if names else "no architecture"
     if not names and kind is not None:
         what += f" beside model_type {shown(kind)}"
     name = show_name(names[0]) if names else "".join(part.capitalize() for part in show_name(kind or "").split("_"))
@@ -320,7 +324,7 @@ def _refuse_bidirectional(given: Mapping[str, Any]) -> None:
             "use_bidirectional_attention is not implemented; known: false. Such a model computes embeddings and "
             "generates no text."
         )
-    if not switch(given, "is_causal", default=True):
+    if not read_bool(given, "is_causal", default=True):
         raise UnsupportedModel(
             "is_causal=false is not implemented; known: true. Such a model attends to later tokens and generates no "
             "text."
@@ -334,7 +338,7 @@ def _score_scale(given: Mapping[str, Any], traits: ArchitectureTraits) -> float 
 
 
 def _early_exit_layers(given: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    layers = list_of(given, "early_exit_layers")
+    layers = read_list(given, "early_exit_layers")
     for layer in layers:
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 < layer < num_layers:
             raise CorruptCheckpoint(
@@ -368,7 +372,7 @@ def _number(given: Mapping[str, Any], name: str) -> float:
 
 def _embedding_scale(given: Mapping[str, Any], traits: ArchitectureTraits) -> float:
     if traits.scales_embeddings:
-        return count(given, "hidden_size") ** 0.5
+        return read_count(given, "hidden_size") ** 0.5
     return _number(given, "embedding_multiplier") if traits.reads_multipliers else 1.0
 
 

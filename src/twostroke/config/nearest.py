@@ -7,15 +7,15 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from difflib import SequenceMatcher
 from typing import Any, cast
 
-from twostroke.config.fields import is_number, list_of
+from twostroke.config.fields import is_number, read_list
 from twostroke.errors import shorten, shown
 
 _ENDINGS = re.compile(r"(For(CausalLM|ConditionalGeneration|TextGeneration)|LMHeadModel)$")
-_LEAST_ALIKE = 0.8
+_MIN_SIMILARITY = 0.8
 """Least similarity of names: Mixtral and Mistral have 0.86, OLMoE and OLMo 2 0.8, GPT-2 and GPT-J 0.75."""
-_LEAST_COMMON = 5
+_MIN_COMMON = 5
 """Least number of common characters: XGLM and GLM have a similarity of 0.86, but are unrelated."""
-_MOST_CHARACTERS = 80
+_MAX_CHARACTERS = 80
 _MOE = re.compile(r"[-_]?(?:Moe|MoE|moe)(?![a-z])")
 """Marks of expert models in names; two names are compared without it if both models have experts."""
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -63,7 +63,7 @@ _BY_NAME = {
 _WRITES_NOTHING = re.compile(r"For(MaskedLM|PreTraining|QuestionAnswering|MultipleChoice|\w*Classification)$")
 _BARE = re.compile(r"[a-z0-9]Model$")
 _LISTS_OF_LAYERS = ("layer_types", "layers_block_type")
-_MOST_KINDS = 4
+_MAX_KINDS = 4
 """Most unknown layer types that a message lists."""
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
@@ -78,7 +78,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     >>> nearest("MixtralForCausalLM", ["MistralForCausalLM"]), nearest("XGLMForCausalLM", ["GlmForCausalLM"])
     ('MistralForCausalLM', None)
     """
-    alike = {other: _alikeness(_stem(name), _stem(other)) for other in known}
+    alike = {other: _similarity(_stem(name), _stem(other)) for other in known}
     ending = name.removeprefix(_stem(name))
     best = max(alike, key=lambda other: (alike[other], other.endswith(ending), other), default=None)
     return best if best is not None and any(alike[best]) else None
@@ -133,7 +133,7 @@ def unknown_parts(name: str, config: Mapping[str, Any], known_parts: Collection[
     """
     text = config.get("text_config")
     config = {**config, **cast(Mapping[str, Any], text)} if isinstance(text, Mapping) else config
-    kinds = {str(kind) for key in _LISTS_OF_LAYERS for kind in list_of(config, key)}
+    kinds = {str(kind) for key in _LISTS_OF_LAYERS for kind in read_list(config, key)}
     absent = set(known_parts)
     if kinds and kinds <= _LAYER_TYPES:
         absent.add("recurrent layers")  # a config may still have their sizes
@@ -148,13 +148,13 @@ def unknown_parts(name: str, config: Mapping[str, Any], known_parts: Collection[
         elif _is_named(part, name) and not any(config.get(key) == 0 for key in keys):
             found.append(part)
     other = sorted(kinds - _LAYER_TYPES)
-    return [*found, f"layers of type {shorten(other, _MOST_KINDS)}"] if other else found
+    return [*found, f"layers of type {shorten(other, _MAX_KINDS)}"] if other else found
 
 
-def contradicting(name: str, kind: object, known: Iterable[str]) -> str | None:
+def architecture_by_model_type(name: str, kind: object, known: Iterable[str]) -> str | None:
     """Return the known architecture that a `model_type` means, if the config names a different one.
 
-    >>> contradicting("LlamaForCausalLM", "qwen2", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+    >>> architecture_by_model_type("LlamaForCausalLM", "qwen2", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
     'Qwen2ForCausalLM'
     """
     if not isinstance(kind, str) or _joined(kind) == _joined(_stem(name)):
@@ -180,11 +180,11 @@ def generates_no_text(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """Return a name without the common endings, cut after _MOST_CHARACTERS."""
-    return _ENDINGS.sub("", name)[:_MOST_CHARACTERS]
+    """Return a name without the common endings, cut after _MAX_CHARACTERS."""
+    return _ENDINGS.sub("", name)[:_MAX_CHARACTERS]
 
 
-def _alikeness(stem: str, other: str) -> tuple[int, int, float]:
+def _similarity(stem: str, other: str) -> tuple[int, int, float]:
     """Return how near two stems are, zeros if they are not near.
 
     The first number is the length of the common family name. The second is the negated distance of the models' numbers.
@@ -196,7 +196,7 @@ def _alikeness(stem: str, other: str) -> tuple[int, int, float]:
     rest = stem[len(family) :]
     if stem.startswith(family) and not rest[:1].islower():
         return len(family), -abs(_number(rest) - _number(other[len(family) :])), share
-    is_alike = share >= _LEAST_ALIKE and num_common >= _LEAST_COMMON
+    is_alike = share >= _MIN_SIMILARITY and num_common >= _MIN_COMMON
     return (0, 0, share) if is_alike else (0, 0, 0.0)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast, get_args
 
 from twostroke.config.cache import CacheConfig, check_block_size
-from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.config.checks import check_bool, check_choice, check_int, check_number, check_text
 from twostroke.config.engine import EngineConfig
 from twostroke.config.kv_format import resolve_kv_format
 from twostroke.config.load import DEFAULT_GROUP_SIZE, MAX_RANKS, LoadConfig
@@ -101,18 +101,18 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         """Check ranges, and that there are decode processes."""
-        whole_number("prefill", self.prefill, 0, MAX_WORKERS)
-        whole_number("decode", self.decode, 0, MAX_WORKERS)
+        check_int("prefill", self.prefill, 0, MAX_WORKERS)
+        check_int("decode", self.decode, 0, MAX_WORKERS)
         self._check_transport()
         if self.prefill_block_size is not None:
             check_block_size("prefill_block_size", self.prefill_block_size)
         if self.prefill_tensor_parallel_size is not None:
-            whole_number("prefill_tensor_parallel_size", self.prefill_tensor_parallel_size, 1, MAX_RANKS)
+            check_int("prefill_tensor_parallel_size", self.prefill_tensor_parallel_size, 1, MAX_RANKS)
         self._check_settings_of_pools()
-        switch("allow_numeric_drift", self.allow_numeric_drift)
-        number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
-        number("step_timeout_s", self.step_timeout_s, 1, 86400, "1 to 86400 (seconds)")
-        switch("cluster_roles", self.cluster_roles)
+        check_bool("allow_numeric_drift", self.allow_numeric_drift)
+        check_number("heartbeat_timeout_s", self.heartbeat_timeout_s, 0.2, 600, "0.2 to 600 (seconds)")
+        check_number("step_timeout_s", self.step_timeout_s, 1, 86400, "1 to 86400 (seconds)")
+        check_bool("cluster_roles", self.cluster_roles)
         if self.cluster is not None:
             self._check_cluster(self.cluster)
         elif self.cluster_roles:
@@ -120,7 +120,7 @@ class PoolConfig:
         if self.prefill and not self.decode:
             raise InvalidParameter("prefill", self.prefill, "needs decode processes", "Add --decode 1.")
         for name in ("ttft_target_s", "tpot_target_s", "scaling_interval_s"):
-            number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
+            check_number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
         self._check_sizes_under_load()
         if not self.decode:
             names = self.__dataclass_fields__.keys() - {"prefill", "decode", "step_timeout_s"}
@@ -148,8 +148,8 @@ class PoolConfig:
                 raise InvalidParameter(f"prefill_{name}", value, limit, "Leave one of them out.")
 
     def _check_transport(self) -> None:
-        one_of("kv_transport", self.kv_transport, get_args(KVTransport))
-        one_of("pool_workers", self.pool_workers, get_args(PoolWorkers))
+        check_choice("kv_transport", self.kv_transport, get_args(KVTransport))
+        check_choice("pool_workers", self.pool_workers, get_args(PoolWorkers))
         if self.kv_transport == "inproc" and self.pool_workers != "thread":
             remedy = "Add --pool-workers thread, or use --kv-transport shm."
             raise InvalidParameter("kv_transport", "inproc", "is for workers that are threads of one process", remedy)
@@ -157,7 +157,7 @@ class PoolConfig:
     def _check_sizes_under_load(self) -> None:
         for name, fewest in (("max_prefill", self.prefill), ("max_decode", self.decode)):
             most = getattr(self, name)
-            whole_number(name, most, 0, MAX_WORKERS)
+            check_int(name, most, 0, MAX_WORKERS)
             if most and not fewest:
                 remedy = f"Add --{name.removeprefix('max_')} 1, or leave it out."
                 raise InvalidParameter(name, most, "needs a pool with at least one process", remedy)
@@ -172,7 +172,7 @@ class PoolConfig:
                 raise InvalidParameter(name, getattr(self, name), limit, remedy)
 
     def _check_cluster(self, cluster: str) -> None:
-        text("cluster", cluster)
+        check_text("cluster", cluster)
         if cluster != "auto" and not _HOST_AND_PORT.fullmatch(cluster):
             remedy = "Use --cluster auto on a node of the cluster; ray:// is for clients outside, which have no node."
             raise InvalidParameter("cluster", cluster, "must be 'auto' or HOST:PORT", remedy)
@@ -197,7 +197,7 @@ class PoolConfig:
         return self.prefill + self.decode
 
 
-_MOST_S = 1e6
+_MAX_S = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,11 +225,11 @@ class RoutingConfig:
 
     def __post_init__(self) -> None:
         for name in ("tpot_target_s", "assumed_prefill_tokens_per_s"):
-            number(name, getattr(self, name), 0, _MOST_S * 1000, "more than 0", low_open=True)
+            check_number(name, getattr(self, name), 0, _MAX_S * 1000, "more than 0", low_open=True)
         for name in ("late_token_s", "hand_over_s"):
-            number(name, getattr(self, name), 0, _MOST_S, "0 to 1000000 seconds")
+            check_number(name, getattr(self, name), 0, _MAX_S, "0 to 1000000 seconds")
         for name in ("num_candidates", "max_hashes", "hash_stride", "max_links"):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
 
 
 MAX_REPLICAS = 100_000
@@ -258,15 +258,15 @@ class ScalingConfig:
     """Consecutive intervals that must favour fewer members before one is removed."""
 
     def __post_init__(self) -> None:
-        whole_number("min_replicas", self.min_replicas, 1, MAX_REPLICAS)
+        check_int("min_replicas", self.min_replicas, 1, MAX_REPLICAS)
         limit = f"at least min_replicas, {self.min_replicas}, and at most {MAX_REPLICAS}"
-        whole_number("max_replicas", self.max_replicas, self.min_replicas, MAX_REPLICAS, limit=limit)
+        check_int("max_replicas", self.max_replicas, self.min_replicas, MAX_REPLICAS, limit=limit)
         for name in ("ttft_target_s", "tpot_target_s"):
-            number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
+            check_number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
         for name in ("queue_share", "up_utilization", "down_utilization"):
-            number(name, getattr(self, name), 0, 1, "more than 0 and at most 1", low_open=True)
+            check_number(name, getattr(self, name), 0, 1, "more than 0 and at most 1", low_open=True)
         for name in ("max_step_up", "hold_intervals"):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         if self.down_utilization >= self.up_utilization:
             limit = f"must be less than up_utilization, {self.up_utilization:g}, or the pool grows and shrinks in turn"
             raise InvalidParameter("down_utilization", self.down_utilization, limit)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from twostroke.config.checks import one_of
+from twostroke.config.checks import check_choice
 
 Preset = Literal["interactive", "batch"]
 PRESETS: Mapping[Preset, Mapping[str, Any]] = {
@@ -28,5 +28,5 @@ def settings_of(preset: Preset | None) -> Mapping[str, Any]:
     """
     if preset is None:
         return {}
-    one_of("preset", preset, get_args(Preset))
+    check_choice("preset", preset, get_args(Preset))
     return PRESETS[preset]

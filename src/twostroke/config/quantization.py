@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from twostroke.config.fields import count, list_of, mapping, switch
+from twostroke.config.fields import read_bool, read_count, read_list, read_mapping
 from twostroke.errors import UnsupportedModel, shown
 
 QuantMethod = Literal["awq", "gptq", "compressed-tensors"]
@@ -46,12 +46,12 @@ class QuantizationConfig:
     (act-order)."""
     scale_per_tensor: bool = False
     """Whether all rows share one scale."""
-    left_out: tuple[re.Pattern[str], ...] = ()
+    float_patterns: tuple[re.Pattern[str], ...] = ()
     """Patterns searched in the names of linear layers; those that match stay floats."""
 
     def stays_float(self, module: str) -> bool:
         """Return whether a linear layer (`model.layers.0.mlp.down_proj`) is declared to stay floats."""
-        return any(pattern.search(module) for pattern in self.left_out)
+        return any(pattern.search(module) for pattern in self.float_patterns)
 
     @classmethod
     def from_hf(cls, given: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -80,7 +80,7 @@ def _read_awq(given: Mapping[str, Any]) -> QuantizationConfig:
         bits=_bits(given, "bits", (4,)),
         group_size=_group_size(given),
         symmetric=False,  # the layout has zero points in every case
-        left_out=_patterns("modules_to_not_convert", map(_literally, list_of(given, "modules_to_not_convert"))),
+        float_patterns=_patterns("modules_to_not_convert", map(_literally, read_list(given, "modules_to_not_convert"))),
     )
 
 
@@ -92,7 +92,7 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
     refuse_if_set(given, "is_marlin_format", "rotation", "adapter")
     if str(given.get("pack_dtype") or "int32") != "int32":
         raise unsupported("pack_dtype", given["pack_dtype"], "int32")
-    rules = list(mapping(given, "dynamic"))
+    rules = list(read_mapping(given, "dynamic"))
     overrides = [rule for rule in rules if not rule.startswith("-:")]
     if overrides:
         raise unsupported("dynamic", overrides, "one precision for all layers, and rules that leave layers out (-:)")
@@ -101,18 +101,18 @@ def _read_gptq(given: Mapping[str, Any]) -> QuantizationConfig:
         layout=cast(PackedLayoutName, layout),
         bits=_bits(given, "bits", (4, 8)),
         group_size=_group_size(given),
-        symmetric=switch(given, "sym"),
-        has_act_order=switch(given, "desc_act"),
-        left_out=_patterns("dynamic", (_at_the_start(rule.removeprefix("-:")) for rule in rules))
-        + _patterns("modules_to_not_convert", map(_literally, list_of(given, "modules_to_not_convert")))
-        + _all_except(list_of(given, "modules_in_block_to_quantize")),
+        symmetric=read_bool(given, "sym"),
+        has_act_order=read_bool(given, "desc_act"),
+        float_patterns=_patterns("dynamic", (_at_the_start(rule.removeprefix("-:")) for rule in rules))
+        + _patterns("modules_to_not_convert", map(_literally, read_list(given, "modules_to_not_convert")))
+        + _all_except(read_list(given, "modules_in_block_to_quantize")),
     )
 
 
 def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
     """Read the fields of the compressed-tensors package, with one group of linear layers."""
     refuse_if_set(given, "kv_cache_scheme", "transform_config")
-    sparsity = mapping(given, "sparsity_config").get("format", "dense")
+    sparsity = read_mapping(given, "sparsity_config").get("format", "dense")
     if sparsity != "dense":
         raise unsupported("sparsity_config.format", sparsity, "dense")
     group = only_group(given)
@@ -120,8 +120,8 @@ def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
     if layout not in ("pack-quantized", "int-quantized"):
         raise unsupported("format", layout, "pack-quantized, int-quantized, float-quantized")
     refuse_if_set(group, "output_activations")
-    _check_activations(mapping(group, "input_activations"))
-    weights = mapping(group, "weights")
+    _check_activations(read_mapping(group, "input_activations"))
+    weights = read_mapping(group, "weights")
     for name, value, known in (("type", "int", "int"), ("dynamic", False, "false")):
         if weights.get(name, value) != value:
             raise unsupported(f"weights.{name}", weights[name], known)
@@ -133,10 +133,10 @@ def _read_compressed_tensors(given: Mapping[str, Any]) -> QuantizationConfig:
         layout=cast(PackedLayoutName, layout),
         bits=_bits(weights, "num_bits", (4, 8)),
         group_size=_group_size(weights) if strategy == "group" else None,
-        symmetric=switch(weights, "symmetric", default=True),
+        symmetric=read_bool(weights, "symmetric", default=True),
         has_act_order=_has_act_order(weights),
         scale_per_tensor=strategy == "tensor",
-        left_out=_patterns("ignore", map(_name_or_pattern, list_of(given, "ignore"))),
+        float_patterns=_patterns("ignore", map(_name_or_pattern, read_list(given, "ignore"))),
     )
 
 
@@ -149,11 +149,11 @@ def only_group(given: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         UnsupportedModel: there are several groups, or the group has other layers.
     """
-    groups = mapping(given, "config_groups")
+    groups = read_mapping(given, "config_groups")
     if len(groups) != 1:
         raise unsupported("config_groups", list(groups), "one group: all layers stored in the same way")
-    group = mapping(groups, next(iter(groups)))
-    if list_of(group, "targets") != ["Linear"]:
+    group = read_mapping(groups, next(iter(groups)))
+    if read_list(group, "targets") != ["Linear"]:
         raise unsupported("targets", group.get("targets"), "['Linear']")
     return group
 
@@ -179,7 +179,7 @@ def _has_act_order(weights: Mapping[str, Any]) -> bool:
 
 
 def _bits(given: Mapping[str, Any], name: str, known: tuple[int, ...]) -> int:
-    bits = count(given, name)
+    bits = read_count(given, name)
     if bits not in known:
         raise unsupported(name, bits, ", ".join(map(str, known)))
     return bits
@@ -188,7 +188,7 @@ def _bits(given: Mapping[str, Any], name: str, known: tuple[int, ...]) -> int:
 def _group_size(given: Mapping[str, Any]) -> int | None:
     if given.get("group_size") == -1:
         return None
-    size = count(given, "group_size")
+    size = read_count(given, "group_size")
     if size not in GROUP_SIZES and size % GROUP_SIZES[-1]:
         shown = ", ".join(map(str, GROUP_SIZES))
         raise unsupported("group_size", size, f"{shown}, multiples of {GROUP_SIZES[-1]}, and -1 for whole rows")
@@ -225,7 +225,7 @@ def _patterns(name: str, given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     found: list[re.Pattern[str]] = []
     for pattern in given:
         if not _is_fast_pattern(pattern):
-            known = f"regular expressions with at most {_MOST_REPEATS} repeats, and no repeat of a group"
+            known = f"regular expressions with at most {_MAX_REPEATS} repeats, and no repeat of a group"
             raise unsupported(name, pattern, known)
         try:
             found.append(re.compile(pattern))
@@ -234,9 +234,9 @@ def _patterns(name: str, given: Iterable[str]) -> tuple[re.Pattern[str], ...]:
     return tuple(found)
 
 
-_MOST_REPEATS = 4
+_MAX_REPEATS = 4
 """Most repeats in a pattern. Names have about 50 characters, so the slowest search takes a few milliseconds."""
-_MOST_OPTIONS = 8
+_MAX_OPTIONS = 8
 _NO_OPERATOR = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\(\?[:=!<]*", re.DOTALL)
 """Parts of a pattern without operators: escaped characters, sets of characters, and the openings of groups."""
 
@@ -246,7 +246,7 @@ def _is_fast_pattern(pattern: str) -> bool:
     operators = _NO_OPERATOR.sub("(", pattern)
     num_repeats = len(re.findall(r"[*+{]", operators))
     repeats_group = re.search(r"\)[*+{]", operators) is not None
-    return not repeats_group and num_repeats <= _MOST_REPEATS and operators.count("?") <= _MOST_OPTIONS
+    return not repeats_group and num_repeats <= _MAX_REPEATS and operators.count("?") <= _MAX_OPTIONS
 
 
 def refuse_if_set(given: Mapping[str, Any], *names: str) -> None:
@@ -316,7 +316,7 @@ def is_fp8(given: Mapping[str, Any]) -> bool:
 def _block_of_group(given: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the block shape of compressed-tensors' weights; None: a scale per channel or per matrix."""
     refuse_if_set(given, "transform_config")
-    weights = mapping(only_group(given), "weights")
+    weights = read_mapping(only_group(given), "weights")
     for name, known in (("type", "float"), ("num_bits", 8), ("dynamic", False)):
         if weights.get(name, known) != known:
             raise unsupported(f"weights.{name}", weights[name], shown(known))

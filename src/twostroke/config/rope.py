@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from twostroke.config.fields import count, is_number, list_of, mapping, switch
+from twostroke.config.fields import is_number, read_bool, read_count, read_list, read_mapping
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
 
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
@@ -81,24 +81,24 @@ class RopeConfig:
             UnsupportedModel: a rope type is not implemented, or there is one per kind of layer.
             CorruptCheckpoint: a parameter that the rope type needs is absent or no number.
         """
-        given = {**(mapping(config, "rope_scaling") or mapping(config, "rope_parameters"))}
+        given = {**(read_mapping(config, "rope_scaling") or read_mapping(config, "rope_parameters"))}
         if any(isinstance(value, Mapping) for value in given.values()):
             raise UnsupportedModel("rope parameters per kind of layer are not implemented; known: one set for all.")
         rope_type = _rope_type(given, longrope_names)
         partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         is_proportional = rope_type == "proportional"
-        rotating_share = _turned_share(partial) if is_proportional else 1.0
+        rotating_share = _rotated_fraction(partial) if is_proportional else 1.0
         partial = None if is_proportional else partial
         rotary_dim = None if head_dim is None else _rotary_dim(partial, head_dim)
         if head_dim is None and partial not in (None, 1):
             raise UnsupportedModel(f"partial_rotary_factor={shown(partial)}: only whole heads can be rotated (1.0).")
         theta = given.get("rope_theta", config.get("rope_theta"))
-        max_positions = count(config, "max_position_embeddings")
+        max_positions = read_count(config, "max_position_embeddings")
         original: int | None = None
         if rope_type in ("yarn", "llama3", "longrope"):
             # a value outside of the rope parameters wins over one inside them: transformers' rule
             name = "original_max_position_embeddings"
-            original = count({name: config.get(name) or given.get(name)}, name, max_positions)
+            original = read_count({name: config.get(name) or given.get(name)}, name, max_positions)
         elif rope_type == "dynamic":
             original = max_positions
         factor = given.get("factor")
@@ -115,7 +115,7 @@ class RopeConfig:
         return cls(
             rope_type=rope_type,
             original_max_position_embeddings=original,
-            truncate=switch(given, "truncate", default=True),
+            truncate=read_bool(given, "truncate", default=True),
             longest_request=None,
             frequency_divisors=None,
             short_factors=_factors(given, "short_factor", rotary_dim or head_dim) if rope_type == "longrope" else None,
@@ -174,7 +174,7 @@ def _rotary_dim(partial: object, head_dim: int) -> int | None:
     return None if rotated == head_dim else rotated
 
 
-def _turned_share(partial: object) -> float:
+def _rotated_fraction(partial: object) -> float:
     if partial is None:
         return 1.0
     if not is_number(partial) or not 0 < partial <= 1:
@@ -188,7 +188,7 @@ def _factors(given: Mapping[str, Any], name: str, num_rotated: int | None) -> tu
     """Return longrope's divisors of frequencies."""
     if num_rotated is None:
         raise UnsupportedModel("rope type 'longrope' is not implemented for this architecture.")
-    found = list_of(given, name)
+    found = read_list(given, name)
     low, high = _ROPE_NUMBERS
     if len(found) != num_rotated // 2 or not all(is_number(value) and low <= value <= high for value in found):
         raise CorruptCheckpoint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from twostroke.config.checks import number, one_of, switch, whole_number
+from twostroke.config.checks import check_bool, check_choice, check_int, check_number
 from twostroke.config.sizes import seconds
 from twostroke.errors import InvalidParameter
 
@@ -60,17 +60,17 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
-            whole_number(name, getattr(self, name), 1, MAX_PER_STEP)
+            check_int(name, getattr(self, name), 1, MAX_PER_STEP)
         for name, allowed in (("policy", Policy), ("batching", Batching), ("mixing", Mixing)):
-            one_of(name, getattr(self, name), get_args(allowed))
+            check_choice(name, getattr(self, name), get_args(allowed))
         limit = f"more than 0 and at most {MAX_AGEING_S:g} (seconds)"
-        number("ageing_s", self.ageing_s, 0, MAX_AGEING_S, limit, low_open=True)
+        check_number("ageing_s", self.ageing_s, 0, MAX_AGEING_S, limit, low_open=True)
         for name in ("fair_prompt_weight", "fair_output_weight"):
-            number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000", low_open=True)
-        number("flex_slowdown", self.flex_slowdown, 0, 10, "at least 0 and at most 10 (a share)")
-        switch("enable_chunked_prefill", self.enable_chunked_prefill)
+            check_number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000", low_open=True)
+        check_number("flex_slowdown", self.flex_slowdown, 0, 10, "at least 0 and at most 10 (a share)")
+        check_bool("enable_chunked_prefill", self.enable_chunked_prefill)
         if self.async_scheduling is not None:
-            switch("async_scheduling", self.async_scheduling)
+            check_bool("async_scheduling", self.async_scheduling)
         self._check_slos()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.config.checks import check_bool, check_choice, check_int, check_number, check_text
 from twostroke.config.sizes import read_sizes
 from twostroke.errors import InvalidParameter
 
@@ -112,23 +112,23 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         read_sizes(self, "max_body_bytes", "max_answer_bytes")
-        text("host", self.host)
-        whole_number("port", self.port, 0, MAX_PORT)
+        check_text("host", self.host)
+        check_int("port", self.port, 0, MAX_PORT)
         for name in ("served_model_name", "api_key", "cors_origins", "allowed_hosts"):
             for value in getattr(self, name):
-                text(name, value)
+                check_text(name, value)
         self._check_admin_key()
         self._check_addresses()
-        number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
+        check_number("flight_recorder_minutes", self.flight_recorder_minutes, 0.1, 1440, "0.1 to 1440 (minutes)")
         for name in ("lab", "live_text", "strict", "share_prefix_cache"):
-            switch(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
         for name in ("tokens_per_minute", "default_max_tokens"):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), 1)
-        number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
-        number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
-        whole_number("max_body_bytes", self.max_body_bytes, 1024)
-        whole_number("max_unfinished_body_bytes", self.max_unfinished_body_bytes, 1024)
+                check_int(name, getattr(self, name), 1)
+        check_number("stall_timeout_s", self.stall_timeout_s, 0.1, 86400, "0.1 to 86400 (seconds)")
+        check_number("drain_timeout_s", self.drain_timeout_s, 0, 86400, "0 to 86400 (seconds)")
+        check_int("max_body_bytes", self.max_body_bytes, 1024)
+        check_int("max_unfinished_body_bytes", self.max_unfinished_body_bytes, 1024)
         for name in (
             "max_connections",
             "max_queued_requests",
@@ -136,24 +136,24 @@ class ServerConfig:
             "max_answer_bytes",
             "max_parameter_items",
         ):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         limit = "more than 0, at most 86400 (seconds)"
         for name in ("max_queue_wait_s", "head_timeout_s", "body_timeout_s", "answer_timeout_s"):
-            number(name, getattr(self, name), 0, 86400, limit, low_open=True)
+            check_number(name, getattr(self, name), 0, 86400, limit, low_open=True)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise InvalidParameter("ssl_keyfile", self.ssl_keyfile, "goes with ssl_certfile", "Give both or neither.")
 
     def _check_admin_key(self) -> None:
         if self.admin_api_key is None:
             return
-        text("admin_api_key", self.admin_api_key)
+        check_text("admin_api_key", self.admin_api_key)
         if self.admin_api_key_file is not None:
             limit = "cannot be given beside admin_api_key"
             raise InvalidParameter("admin_api_key_file", str(self.admin_api_key_file), limit, "Give one of the two.")
 
     def _check_addresses(self) -> None:
         for name in self.metrics_compat:
-            one_of("metrics_compat", name, get_args(MetricsNames))
+            check_choice("metrics_compat", name, get_args(MetricsNames))
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 limit = "is no origin (scheme://host, scheme://host:port), and not '*'"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from twostroke.config.checks import number
+from twostroke.config.checks import check_number
 from twostroke.errors import InvalidParameter
 
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,12}|[0-9][0-9_]{0,40})?"
@@ -116,6 +116,6 @@ def seconds(name: str, given: object, *, most_s: float = 3600.0) -> float:
         if found is None or found[2].lower() not in _UNITS:
             raise InvalidParameter(name, given, f"must be a time with its unit ({', '.join(_UNITS)})", "Such as 50ms.")
         value = float(found[1]) * _UNITS[found[2].lower()]
-    number(name, value, 0, most_s, f"a time more than 0 and at most {most_s:g} seconds", low_open=True)
+    check_number(name, value, 0, most_s, f"a time more than 0 and at most {most_s:g} seconds", low_open=True)
     assert isinstance(value, int | float)
     return float(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 from twostroke.config.architecture_traits import ArchitectureTraits
 from twostroke.config.experts import ExpertTraits
-from twostroke.config.fields import by_layer, count, is_number, mapping
+from twostroke.config.fields import by_layer, is_number, read_count, read_mapping
 from twostroke.config.layer_spec import CLAMPED_SWIGLU
 from twostroke.config.rope import DEFAULT_ROPE_THETA, rotary_share
 from twostroke.errors import CorruptCheckpoint, UnsupportedModel, shown
@@ -35,8 +35,8 @@ def _of_minimax_m2(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotated share of a head, which published configs give as `rotary_dim`."""
     if given.get("rotary_dim") is None or given.get("partial_rotary_factor") is not None:
         return {}
-    head_dim = count(given, "head_dim")
-    return {"partial_rotary_factor": rotary_share(count(given, "rotary_dim", most=head_dim), head_dim)}
+    head_dim = read_count(given, "head_dim")
+    return {"partial_rotary_factor": rotary_share(read_count(given, "rotary_dim", most=head_dim), head_dim)}
 
 
 def _of_dots1(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
         UnsupportedModel: layers differ, or experts or heads have other sizes than those of the keys that are read.
         CorruptCheckpoint: a list has not one entry per layer, or `alpha` cannot be applied.
     """
-    num_layers = count(given, "num_hidden_layers")
+    num_layers = read_count(given, "num_hidden_layers")
     found: dict[str, Any] = {key: by_layer(given, key, num_layers) for key in ("num_experts", "moe_topk")}
     same = {"moe_intermediate_size": "intermediate_size", "attention_head_dim": "head_dim"}
     for name, own in same.items():
@@ -64,11 +64,13 @@ def _of_hunyuan(given: Mapping[str, Any]) -> dict[str, Any]:
             )
     if given.get("shared_expert_intermediate_size") is None:
         found["shared_expert_intermediate_size"] = given.get("intermediate_size")
-    rope = mapping(given, "rope_scaling") or mapping(given, "rope_parameters")
+    rope = read_mapping(given, "rope_scaling") or read_mapping(given, "rope_parameters")
     alpha = rope.get("alpha")
     if alpha is None or (rope.get("rope_type") or rope.get("type")) != "dynamic":
         return found
-    head_dim = count(given, "head_dim", count(given, "hidden_size") // count(given, "num_attention_heads"))
+    head_dim = read_count(
+        given, "head_dim", read_count(given, "hidden_size") // read_count(given, "num_attention_heads")
+    )
     theta = rope.get("rope_theta", given.get("rope_theta", DEFAULT_ROPE_THETA))
     if not is_number(alpha) or not is_number(theta) or not 0 < alpha < 1e9 or head_dim < 4:
         raise CorruptCheckpoint(

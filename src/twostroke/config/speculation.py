@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from twostroke.config.checks import one_of, text, whole_number
+from twostroke.config.checks import check_choice, check_int, check_text
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 Method = Literal["ngram", "draft_model", "early_exit", "medusa", "eagle"]
@@ -52,10 +52,10 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         """Check types and ranges, and that every field given belongs to the method."""
-        one_of("speculative_config.method", self.method, get_args(Method))
+        check_choice("speculative_config.method", self.method, get_args(Method))
         if self.num_speculative_tokens != AUTO:
             name, limit = "speculative_config.num_speculative_tokens", f'a whole number, 1 to {MAX_DRAFTS}, or "{AUTO}"'
-            whole_number(name, self.num_speculative_tokens, 1, MAX_DRAFTS, limit=limit)
+            check_int(name, self.num_speculative_tokens, 1, MAX_DRAFTS, limit=limit)
         known = _OF_METHOD[self.method]
         for field in fields(self):
             value = getattr(self, field.name)
@@ -66,10 +66,10 @@ class SpeculativeConfig:
                     f"speculative_config.{field.name}", value, f"is no field of method {self.method!r}", remedy
                 )
         if self.model is not None:
-            text("speculative_config.model", self.model)
+            check_text("speculative_config.model", self.model)
         for name, most in (("exit_layer", None), ("prompt_lookup_max", MAX_ENDING), ("prompt_lookup_min", MAX_ENDING)):
             if getattr(self, name) is not None:
-                whole_number(f"speculative_config.{name}", getattr(self, name), 1, most)
+                check_int(f"speculative_config.{name}", getattr(self, name), 1, most)
         fewest, most = self.lookup_lengths
         if fewest > most:
             limit = f"must not be more than prompt_lookup_max, which is {most}"

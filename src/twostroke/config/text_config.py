@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twostroke.config.experts import expert_counts
-from twostroke.config.fields import list_of, mapping, switch, with_defaults
+from twostroke.config.fields import read_bool, read_list, read_mapping, with_defaults
 from twostroke.errors import UnsupportedModel, shown
 
 TEXT_MODELS: Mapping[str, Mapping[str, str]] = {
@@ -103,11 +103,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         CorruptCheckpoint: `text_config` is no object, or has two numbers of experts.
         UnsupportedModel: the text model is not implemented.
     """
-    names = [name for name in list_of(config, "architectures") if isinstance(name, str) and name in TEXT_MODELS]
+    names = [name for name in read_list(config, "architectures") if isinstance(name, str) and name in TEXT_MODELS]
     if not names:
         return config
     # older checkpoints have the text model's keys next to those of the image model
-    text = {**(mapping(config, "text_config") or config)}
+    text = {**(read_mapping(config, "text_config") or config)}
     text |= {key: config[key] for key in _OF_THE_WHOLE if key in config and text.get(key) is None}
     known = TEXT_MODELS[names[0]]
     kind = text.get("model_type") or next(iter(known))
@@ -147,5 +147,5 @@ def tied_text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     text = text_config(config)
     if text is config:
         return None
-    is_tied = any(name in _TIED for name in list_of(config, "architectures"))
-    return {**text, "tie_word_embeddings": True} if switch(config, "tie_word_embeddings", default=is_tied) else None
+    is_tied = any(name in _TIED for name in read_list(config, "architectures"))
+    return {**text, "tie_word_embeddings": True} if read_bool(config, "tie_word_embeddings", default=is_tied) else None

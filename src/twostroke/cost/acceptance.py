@@ -37,30 +37,30 @@ class Acceptance:
     The initial guess counts like `_PRIOR_TRIALS` drafts.
     """
 
-    __slots__ = ("_stood", "_tried")
+    __slots__ = ("_accepted_weight", "_verified_weight")
 
     _PRIOR_TRIALS = 2.0
     _KEPT = 0.93
     """Factor on the weight of all earlier rounds after each round."""
 
     def __init__(self, prior: float) -> None:
-        self._stood = prior * self._PRIOR_TRIALS
-        self._tried = self._PRIOR_TRIALS
+        self._accepted_weight = prior * self._PRIOR_TRIALS
+        self._verified_weight = self._PRIOR_TRIALS
 
     @property
     def is_known(self) -> bool:
         """Whether a draft was verified, so that the estimate holds more than the initial guess."""
-        return self._tried > self._PRIOR_TRIALS  # each round adds more weight than decay removes, up to 14
+        return self._verified_weight > self._PRIOR_TRIALS  # each round adds more weight than decay removes, up to 14
 
     @property
     def probability(self) -> float:
         """Probability that a draft is accepted, given that those before it are."""
-        return self._stood / self._tried
+        return self._accepted_weight / self._verified_weight
 
     def learn(self, num_drafts: int, num_accepted: int) -> None:
         """Record a round of one or more drafts."""
-        self._stood = self._stood * self._KEPT + num_accepted
-        self._tried = self._tried * self._KEPT + num_accepted + (num_accepted < num_drafts)
+        self._accepted_weight = self._accepted_weight * self._KEPT + num_accepted
+        self._verified_weight = self._verified_weight * self._KEPT + num_accepted + (num_accepted < num_drafts)
 
 
 class Acceptances:

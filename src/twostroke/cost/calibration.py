@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.config.speculation import MAX_DRAFTS
 from twostroke.cost.acceptance import expected_tokens
 from twostroke.cost.step_cost import MachineLimits
@@ -133,7 +133,7 @@ class Calibration:
     def __post_init__(self) -> None:
         """Refuse values that nothing can be computed from; a file may hold anything."""
         _check_timings("step_s", self.step_s, least_s=1e-12)
-        whole_number("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
+        check_int("most_drafts", self.most_drafts, 1, MAX_DRAFTS)
         for drafter in self.drafters:
             _check_timings(f"draft_s of {drafter.words}", drafter.draft_s)
             for name in ("acceptance", "share"):

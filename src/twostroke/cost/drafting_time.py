@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostroke.cost.step_time import StepTimes
 
-HICCUP = 1.5
+OUTLIER_FACTOR = 1.5
 """Factor on the usual time up to which a slow round counts against drafts; the rest has other causes."""
 _READ_LEARNED = 0.3
 """Weight of the latest measured reading time."""
@@ -52,14 +52,16 @@ class DraftingTimes:
             now: step counter.
 
         Returns:
-            The part of these seconds within `HICCUP` times the usual.
+            The part of these seconds within `OUTLIER_FACTOR` times the usual.
         """
         if num_requests and not num_unread:
             self._rounds.learn(num_requests, seconds / num_drafts, now)
         elif num_unread and self._rounds.largest:
             read_s = max(0.0, seconds - self.predicted(num_requests, num_drafts)) / num_unread
             self.read_s += (read_s - self.read_s) * _READ_LEARNED
-        return min(seconds, HICCUP * (self.predicted(num_requests, max(1, num_drafts)) + num_unread * self.read_s))
+        return min(
+            seconds, OUTLIER_FACTOR * (self.predicted(num_requests, max(1, num_drafts)) + num_unread * self.read_s)
+        )
 
     def forget(self, before: int) -> None:
         """Forget sizes last seen before step `before`, as StepTimes does."""

@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from twostroke.config.checks import number
+from twostroke.config.checks import check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontCosts:
+class GatewayPrices:
     """Cost of each kind of work for a gateway; microseconds are processor time.
 
     Raises:
@@ -54,8 +54,8 @@ class FrontCosts:
     def __post_init__(self) -> None:
         """Check the ranges."""
         for name in ("token_us", "request_us", "route_us", "report_us", "heartbeat_us", "hash_bytes"):
-            number(name, getattr(self, name), 0, 1e9, "0 or more")
-        number("budget", self.budget, 0, 1, "more than 0 and at most 1", low_open=True)
+            check_number(name, getattr(self, name), 0, 1e9, "0 or more")
+        check_number("budget", self.budget, 0, 1, "more than 0 and at most 1", low_open=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +97,13 @@ def fleet_limits(
     num_prefill: int,
     num_decode: int,
     worker: WorkerSpeed,
-    costs: FrontCosts,
+    costs: GatewayPrices,
     num_prompt_tokens: int,
     num_output_tokens: int,
 ) -> FleetLimits:
     """Return the gateways' load by the arithmetic above; prefill is assumed to keep up with decode.
 
-    >>> costs = FrontCosts(token_us=25.0, request_us=500.0, route_us=250.0, report_us=50.0, heartbeat_us=5.0)
+    >>> costs = GatewayPrices(token_us=25.0, request_us=500.0, route_us=250.0, report_us=50.0, heartbeat_us=5.0)
     >>> worker = WorkerSpeed(decode_tokens_per_s=400.0, prefill_tokens_per_s=1000.0, num_streams=32,
     ...                      kv_bytes_per_token=100_000, num_hashes=256)
     >>> few, many = (fleet_limits(n, n, worker, costs, 500, 200) for n in (50, 5000))

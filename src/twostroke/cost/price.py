@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.config.checks import number
+from twostroke.config.checks import check_number
 
 _TOKENS = 1_000_000
 _MOST = 1e15
@@ -17,7 +17,7 @@ def check_price_per_hour(price_per_hour: object) -> None:
         InvalidParameter: the price is not such a number.
     """
     if price_per_hour is not None:
-        number(
+        check_number(
             "price_per_hour",
             price_per_hour,
             0,

@@ -35,7 +35,7 @@ from twostroke.errors import InvalidParameter
 
 QUANTILE = 0.4
 """Quantile of the times of like steps: near the median, which a run will see, and a little below slow outliers."""
-LEAST_STEPS = 8
+MIN_DIFFERENT_STEPS = 8
 """Fewest different steps that a fit needs."""
 _OUTLIER_FACTOR = 1.6
 """Measured / predicted time above which a step was slowed from outside."""
@@ -72,13 +72,13 @@ def fit_step_model(steps: Iterable[TimedStep]) -> StepTimeModel:
     """
     given = [step for step in steps if step.work.num_tokens and step.seconds > 0]
     usual = _representative_steps(given)
-    if len(usual) < LEAST_STEPS:
-        limit = f"must be {LEAST_STEPS} or more different steps, to fit a model of their times"
+    if len(usual) < MIN_DIFFERENT_STEPS:
+        limit = f"must be {MIN_DIFFERENT_STEPS} or more different steps, to fit a model of their times"
         raise InvalidParameter("steps", len(usual), limit)
     shape = _Shape.of([step.work for step in usual])
     found = shape.model(_solve(shape, usual))
     calm = [step for step in usual if step.seconds <= _OUTLIER_FACTOR * found.seconds(step.work)]
-    if LEAST_STEPS <= len(calm) < len(usual):
+    if MIN_DIFFERENT_STEPS <= len(calm) < len(usual):
         shape = _Shape.of([step.work for step in calm])
         found = shape.model(_solve(shape, calm))
     return replace(found, quality=quality_of(found, usual))
@@ -97,7 +97,7 @@ def fit_log(steps: Iterable[TimedStep], log: str) -> StepTimeModel:
     try:
         return fit_mean_step_model(steps)
     except InvalidParameter as error:
-        limit = f"holds {error.value} different steps; a model of their times needs {LEAST_STEPS} or more"
+        limit = f"holds {error.value} different steps; a model of their times needs {MIN_DIFFERENT_STEPS} or more"
         raise InvalidParameter("event_log", log, limit, "Record a longer run.") from error
 
 
@@ -206,11 +206,11 @@ def _bounded(steps: Sequence[TimedStep]) -> list[TimedStep]:
     alike = _by_counts(steps)
     rare = [index for index, step in enumerate(steps) if len(alike[_counts(step)]) < _MIN_GROUP_SIZE]
     others = sorted(_one_of_each(steps), key=lambda step: step.work.num_tokens)
-    counts = np.array([_four(steps[index]) for index in rare], dtype=np.float64).reshape(-1, 4)
+    counts = np.array([_bounding_counts(steps[index]) for index in rare], dtype=np.float64).reshape(-1, 4)
     bounds_s = np.full(len(rare), np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         for other in others[:: 1 + len(others) // _MAX_BOUNDING_STEPS]:
-            ratios = np.nan_to_num(counts / np.array(_four(other), dtype=np.float64), nan=0.0, posinf=np.inf)
+            ratios = np.nan_to_num(counts / np.array(_bounding_counts(other), dtype=np.float64), nan=0.0, posinf=np.inf)
             bounds_s = np.minimum(bounds_s, np.maximum(1.0, ratios.max(axis=1)) * other.seconds)
     found = list(steps)
     for index, bound_s in zip(rare, bounds_s, strict=True):
@@ -219,7 +219,7 @@ def _bounded(steps: Sequence[TimedStep]) -> list[TimedStep]:
     return found
 
 
-def _four(step: TimedStep) -> tuple[int, int, int, int]:
+def _bounding_counts(step: TimedStep) -> tuple[int, int, int, int]:
     work = step.work
     return work.num_tokens, max(1, work.num_logits_rows), work.num_pairs, work.num_seen
 

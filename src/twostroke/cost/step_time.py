@@ -14,7 +14,7 @@ _KEPT = 9
 """Times kept for each size. Their lower quartile counts: it follows a growing context, and other processes on the
 machine can only make a step longer."""
 _EXACT_UP_TO = 8
-_FEWEST_STEPS = 2
+_MIN_STEPS = 2
 """Fewest steps of a small size whose time is trusted: fewer may be an outlier, or a line between other sizes."""
 _SIZES_PER_DOUBLING = 4
 _FIRST_SLOPE = 0.25
@@ -107,7 +107,7 @@ class StepTimes:
         (1.5, 1.0, 2.0)
         """
         expected = self.predicted(num_tokens)
-        if expected is None or num_tokens > _EXACT_UP_TO or self.num_learned(num_tokens) >= _FEWEST_STEPS:
+        if expected is None or num_tokens > _EXACT_UP_TO or self.num_learned(num_tokens) >= _MIN_STEPS:
             return expected
         smaller = [seconds for tokens, seconds in self._points if tokens < num_tokens <= self.largest]
         return min(expected, smaller[-1]) if smaller else expected

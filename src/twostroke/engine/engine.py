@@ -10,7 +10,7 @@ from twostroke.engine.clock import Clock, monotonic_clock
 from twostroke.engine.generation import Generation, GenerationRequest
 from twostroke.engine.journal import Journal
 from twostroke.engine.kv_self_check import KVSelfCheck
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.events import Event
 from twostroke.kv_cache.manager import KVUsage
 from twostroke.kv_check import KVCheck
@@ -107,7 +107,7 @@ class Engine:
             return False
         self._scheduler.finish(request_id, reason)
         self._journal.finished_by_caller(request_id, reason, num_output_tokens, self._clock())
-        self._ended(request_id)
+        self._on_finished(request_id)
         return True
 
     def reset_prefix_cache(self) -> bool:
@@ -148,7 +148,7 @@ class Engine:
             generations = tuple(self._live[scheduled.request_id] for scheduled in batch.requests)
             for generation in generations:
                 self._add_to_executor(generation, now_s)
-            self._decided(batch)
+            self._on_scheduled(batch)
             for check in batch.kv_checks:
                 updates += self._check_kv(check)
             self._timer.decided(batch.step, now_s)
@@ -156,13 +156,13 @@ class Engine:
             self._executor.submit(batch)
         return updates
 
-    def _decided(self, batch: ScheduledBatch) -> None:
+    def _on_scheduled(self, batch: ScheduledBatch) -> None:
         """Prepare for a step that is about to be computed; overridden for hand-overs."""
 
-    def _computed(self, commits: Sequence[Commit]) -> None:
+    def _on_computed(self, commits: Sequence[Commit]) -> None:
         """React to a step that is accounted for and in the journal."""
 
-    def _ended(self, request_id: str) -> None:
+    def _on_finished(self, request_id: str) -> None:
         """React to a sequence that was ended from outside; the journal has the event already."""
 
     def _check_kv(self, check: KVCheck) -> list[TokenUpdate]:
@@ -191,8 +191,8 @@ class Engine:
             "the request read a block of KV memory that was found corrupt: its answer so far may be wrong. "
             "The block is out of use; send the request again."
         )
-        news = SequenceNews(finish_reason=FinishReason.ERROR, error=error)
-        return TokenUpdate(request_id, now_s, news=news, start=start)
+        status = SequenceStatus(finish_reason=FinishReason.ERROR, error=error)
+        return TokenUpdate(request_id, now_s, status=status, start=start)
 
     def _add_to_executor(self, generation: Generation, now_s: float) -> None:
         """Add a request to the executor when it runs for the first time; a request that ends in the queue is never
@@ -218,18 +218,18 @@ class Engine:
                 updates.append(self._update_of(generation, made, commit, stop_token_id, now_s))
         self._scheduler.update(batch.step, commits, self._timer.ended(batch.step, now_s, result.draft_time_s))
         self._journal.committed(result, commits, now_s, self._clock())
-        self._computed(commits)
+        self._on_computed(commits)
         return updates
 
     def _update_of(
         self, generation: Generation, made: RequestResult, commit: Commit, stop_token_id: int | None, now_s: float
     ) -> TokenUpdate:
-        news = None
+        status = None
         if not generation.has_reported or made.prompt_logprobs or commit.finish_reason is not None:
             generation.has_reported = True
             state = self._scheduler.get(made.request_id)
             assert state is not None, f"{made.request_id} is live here and unknown to the scheduler"
-            news = SequenceNews(
+            status = SequenceStatus(
                 scheduled_time_s=generation.scheduled_time_s,
                 num_cached_tokens=state.num_cached_tokens,
                 num_preemptions=state.num_preemptions,
@@ -243,4 +243,4 @@ class Engine:
         num_tokens = commit.num_tokens
         token_ids, logprobs = made.token_ids[:num_tokens], made.logprobs[:num_tokens]
         start = len(generation.output_token_ids) - num_tokens
-        return TokenUpdate(made.request_id, now_s, token_ids, logprobs, news, commit.num_draft_tokens, start)
+        return TokenUpdate(made.request_id, now_s, token_ids, logprobs, status, commit.num_draft_tokens, start)

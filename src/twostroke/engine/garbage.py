@@ -8,12 +8,12 @@ import gc
 import sys
 from collections.abc import Generator
 
-YOUNG = 20_000
+YOUNG_THRESHOLD = 20_000
 """Objects made before the young generation is collected. A token makes some twenty. None of them is part of a cycle, so
 the structs that carry a token through a step are not tracked (`gc=False`)."""
-IDLE_THRESHOLD = YOUNG // 2
+IDLE_THRESHOLD = YOUNG_THRESHOLD // 2
 """Objects made before a collection in an idle moment; a collection takes 1 to 2 ms."""
-OLDER = (10, 2)
+OLDER_THRESHOLDS = (10, 2)
 """Thresholds of the older generations. A connection is a cycle, and one that is open during a young collection counts
 as old from then on. The old generation is collected about every 400,000 objects; it is small, because objects made
 at the start are frozen. With a threshold of a million, 500 clients that come and go made the process grow for four
@@ -51,7 +51,7 @@ def freeze_gc() -> None:
     """
     gc.enable()
     gc.freeze()
-    gc.set_threshold(YOUNG, *OLDER)
+    gc.set_threshold(YOUNG_THRESHOLD, *OLDER_THRESHOLDS)
 
 
 def collect_when_idle() -> None:
@@ -62,8 +62,8 @@ def collect_when_idle() -> None:
     """
     young, middle, old = gc.get_count()
     if young > IDLE_THRESHOLD:
-        is_due = middle > OLDER[0]
-        gc.collect(2 if is_due and old > OLDER[1] else int(is_due))
+        is_due = middle > OLDER_THRESHOLDS[0]
+        gc.collect(2 if is_due and old > OLDER_THRESHOLDS[1] else int(is_due))
 
 
 def trim_heap() -> None:

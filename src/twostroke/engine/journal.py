@@ -40,7 +40,7 @@ log = get_logger(__name__)
 
 MEMORY_EVERY_S = 10.0
 """Seconds between two samples of the process's memory, while steps run."""
-NOTEWORTHY = 1.2
+REPORT_FACTOR = 1.2
 """Factor by which raised limits must exceed the last reported ones to be reported again."""
 RING_CAPACITY = 4096
 """Events kept in memory: about two thousand steps."""
@@ -75,9 +75,9 @@ class Journal:
         self.process = started.process
         self._shape = shape
         self._machine = started.machine
-        self._said = started.machine
+        self._reported_limits = started.machine
         """Limits reported last."""
-        self._undone: dict[int, StepScheduled] = {}
+        self._uncommitted: dict[int, StepScheduled] = {}
         self._files = ExitStack()
         self.recent = EventRing(RING_CAPACITY)
         self._sinks: list[EventLog] = [self.recent, *listeners]
@@ -115,7 +115,7 @@ class Journal:
             cost = step_cost(self._shape, shares_of(batch), self._machine)
         decided = StepScheduled(now_s, self.process, batch, cost)
         if cost is not None and not batch.is_empty:  # an empty one is never committed
-            self._undone[batch.step] = decided
+            self._uncommitted[batch.step] = decided
         self.emit(decided)
 
     def _measure_experts(self, expert_use: ExpertUse, batch: ScheduledBatch, now_s: float) -> None:
@@ -136,14 +136,14 @@ class Journal:
 
     def _correct_limits(self, step: int, result_s: float) -> None:
         """Raise the machine's limits if a step was faster than they allow."""
-        decided = self._undone.pop(step, None)
-        if decided is None or decided.cost is None or self._machine is None or self._said is None:
+        decided = self._uncommitted.pop(step, None)
+        if decided is None or decided.cost is None or self._machine is None or self._reported_limits is None:
             return
         seconds = result_s - decided.time_s
         raised = self._machine.raised_by(decided.cost, seconds)
         if raised is not self._machine:
             self._machine = raised
-            self._said = _told(self._said, raised, decided.cost, step, seconds)
+            self._reported_limits = _log_raised_limits(self._reported_limits, raised, decided.cost, step, seconds)
 
     def prefix_cache_reset(self, now_s: float) -> None:
         """Record that cached prefixes were forgotten."""
@@ -186,9 +186,11 @@ class Journal:
                 self._sinks.remove(sink)
 
 
-def _told(said: MachineLimits, raised: MachineLimits, cost: StepCost, step: int, seconds: float) -> MachineLimits:
+def _log_raised_limits(
+    said: MachineLimits, raised: MachineLimits, cost: StepCost, step: int, seconds: float
+) -> MachineLimits:
     """Log raised limits that differ enough from those logged last; return the limits logged last."""
-    if max(raised.flops_per_s / said.flops_per_s, raised.bytes_per_s / said.bytes_per_s) <= NOTEWORTHY:
+    if max(raised.flops_per_s / said.flops_per_s, raised.bytes_per_s / said.bytes_per_s) <= REPORT_FACTOR:
         return said
     log.info(
         "machine limits raised to what step %d did in %.4g ms (its floor was %.4g ms): %.4g GFLOP/s, %.4g GB/s",

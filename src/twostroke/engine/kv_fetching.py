@@ -19,7 +19,7 @@ from typing import Protocol
 
 from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import FetchKV, KVFetched
+from twostroke.engine.handover_messages import FetchKV, KVFetched
 from twostroke.events import Event, KVHoldEnded, KVImportBegan, KVImportEnded
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_cache.prefix_cache import BlockHasher, hash_by_tokens
@@ -45,7 +45,7 @@ class _Import:
     """The lender's hash of the last block; it differs from ours where its blocks have another size."""
     source: KVSource
     begin_s: float
-    give_up: Callable[[], None] | None = None
+    cancel: Callable[[], None] | None = None
     """Cancels the fetch; None while the import has no blocks."""
     is_over: bool = False
     """Whether the import is complete and waits for its request."""
@@ -106,7 +106,7 @@ class KVFetching:
             self._imports[import_id] = _Import(request_id, hashes, theirs[-1], source, self._clock())
             self._waiting_for_room.append(import_id)
 
-    def try_again(self, *, is_idle: bool) -> list[GenerationRequest]:
+    def start_imports(self, *, is_idle: bool) -> list[GenerationRequest]:
         """Start the waiting imports that now have room.
 
         Args:
@@ -122,7 +122,7 @@ class KVFetching:
             num_tokens = len(this.block_hashes) * self._block_size
             into = self._scheduler.handover.begin_import(import_id, this.block_hashes, num_tokens)
             if into is None:
-                if is_idle and not any(other.give_up for other in self._imports.values()):
+                if is_idle and not any(other.cancel for other in self._imports.values()):
                     freed += self.fetched(import_id, Fetched("there is no room for it beside what the pool must keep"))
                     continue
                 break
@@ -133,7 +133,7 @@ class KVFetching:
             def is_done(fetched: Fetched, import_id: int = import_id) -> None:
                 self._post(KVFetched(import_id, fetched))
 
-            this.give_up = self._borrower.fetch(this.source, into.in_pages(self._layout), this.digest, is_done)
+            this.cancel = self._borrower.fetch(this.source, into.in_pages(self._layout), this.digest, is_done)
         return freed
 
     def waits_for_import(self, request: GenerationRequest) -> bool:
@@ -152,7 +152,7 @@ class KVFetching:
         this = self._imports.get(import_id)
         if this is None:
             return []
-        if this.give_up is None:
+        if this.cancel is None:
             self._waiting_for_room.remove(import_id)
         problem = result.problem or ("it was given up: no request waits for it" if this.is_cancelled else "")
         if not problem:
@@ -177,10 +177,10 @@ class KVFetching:
         if this.is_over:
             del self._imports[import_id]
             self._end_hold(import_id)
-        elif this.give_up is None:
+        elif this.cancel is None:
             self.fetched(import_id, Fetched("it was given up: no request waits for it"))
         else:
-            this.give_up()
+            this.cancel()
 
     def abort(self, request_id: str) -> bool:
         """End a request that waits for its import; return False if none has this id."""
@@ -202,6 +202,6 @@ class KVFetching:
     def close(self) -> None:
         """Cancel all imports."""
         for this in self._imports.values():
-            if this.give_up is not None:
-                this.give_up()
+            if this.cancel is not None:
+                this.cancel()
         self._borrower.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from twostroke.batch import ScheduledBatch
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_transfer.leases import LendingSide
+from twostroke.kv_transfer.leases import LenderSide
 from twostroke.request import Arrival
 from twostroke.scheduler.scheduler import Scheduler
 
@@ -42,7 +42,7 @@ class KVLending:
             is complete when the next one is written.
     """
 
-    def __init__(self, scheduler: Scheduler, lender: LendingSide, layout: KVLayout, *, split_layers: int = 0) -> None:
+    def __init__(self, scheduler: Scheduler, lender: LenderSide, layout: KVLayout, *, split_layers: int = 0) -> None:
         self._scheduler = scheduler
         self._lender = lender
         self._block_size, self._prefix_tokens = layout.block_size, layout.prefix_tokens
@@ -62,7 +62,7 @@ class KVLending:
         self._lender.grant(arrival.lend_as, num_blocks)
         self._loans[arrival.request_id] = _Loan(arrival.lend_as, num_blocks, hashes[-1] if hashes else b"")
         if not hashes or arrival.max_tokens != 1:  # with more tokens it would lend unexpected blocks
-            self._kill(arrival.request_id, "the request has no full block, or makes more than one token here")
+            self._invalidate(arrival.request_id, "the request has no full block, or makes more than one token here")
 
     def decided(self, batch: ScheduledBatch) -> None:
         """Report the blocks that are ready before a step, and those that the step fills."""
@@ -70,7 +70,7 @@ class KVLending:
         if not self._loans:
             return
         for request_id in batch.preempted_request_ids:
-            self._kill(request_id, "its request was preempted")
+            self._invalidate(request_id, "its request was preempted")
         cached = {admitted.request_id: admitted.num_cached_tokens for admitted in batch.admitted}
         for share in batch.requests:
             loan = self._loans.get(share.request_id)
@@ -105,17 +105,17 @@ class KVLending:
             return None
         is_on_loan = self._scheduler.handover.is_on_loan(loan.lease_id)
         if not is_on_loan:
-            self._kill(request_id, "its request was ended, or there was no room to keep its blocks")
+            self._invalidate(request_id, "its request was ended, or there was no room to keep its blocks")
         elif not loan.is_dead:
             self._lender.complete(loan.lease_id, loan.digest)
         del self._loans[request_id]
         return loan.lease_id if is_on_loan and loan.is_dead else None
 
-    def _kill(self, request_id: str, trouble: str) -> None:
+    def _invalidate(self, request_id: str, failure: str) -> None:
         loan = self._loans.get(request_id)
         if loan is not None:
             loan.is_dead = True
-            self._lender.kill(loan.lease_id, trouble)
+            self._lender.invalidate(loan.lease_id, failure)
 
     def close(self) -> None:
         """Stop serving borrowers."""

@@ -8,7 +8,7 @@ from twostroke.batch import TokenLogprobs
 from twostroke.request import FinishReason
 
 
-class SequenceNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SequenceStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The rarely needed part of an update: sent with a sequence's first tokens, its end, and its prompt's scores.
 
     Nine of ten updates omit it, and each update passes through two processes.
@@ -38,7 +38,7 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: tuple[int, ...] = ()
     """Token ids up to the end-of-text token, stop token or limit, see `generation.find_token_stop`."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    news: SequenceNews | None = None
+    status: SequenceStatus | None = None
     num_draft_tokens: int = 0
     """Drafts that the step verified for the sequence."""
     start: int = 0
@@ -47,4 +47,4 @@ class TokenUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def finish_reason(self) -> FinishReason | None:
         """Finish reason, if the engine ended the sequence after these tokens; else None."""
-        return None if self.news is None else self.news.finish_reason
+        return None if self.status is None else self.status.finish_reason

@@ -87,7 +87,7 @@ def preemption_cause(preemption: Preemption) -> Cause:
     return Cause(Label.PREEMPTED, f"{by} needed a block, and no request was less urgent", {by: 0})
 
 
-def of_kv_check(event: KVBlockChecked) -> Cause:
+def kv_check_cause(event: KVBlockChecked) -> Cause:
     """Return the cause of the time in which running requests waited for a KV check."""
     found = {
         Verdict.EXACT: "as stored",
@@ -173,7 +173,7 @@ def _more_urgent_later_arrivals(request_id: str, batch: ScheduledBatch, place: P
 
 
 @dataclass(frozen=True, slots=True)
-class KVWay:
+class KVTransferPath:
     """The path of a prefix to the receiver, as far as the history knows it."""
 
     place: str
@@ -190,7 +190,7 @@ class KVWay:
 
 
 def handover_causes(
-    source: str, prefilled_s: float, arrival_s: float, way: KVWay | None, receiver: PlaceState
+    source: str, prefilled_s: float, arrival_s: float, way: KVTransferPath | None, receiver: PlaceState
 ) -> Iterator[tuple[Cause, float]]:
     """Yield each cause of the time between two processes, and its end; the last one ends with the arrival.
 

@@ -14,7 +14,14 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain import causes
-from twostroke.explain.causes import Cause, KVWay, handover_causes, pending_transfer_cause, resume_cause, transfer_cause
+from twostroke.explain.causes import (
+    Cause,
+    KVTransferPath,
+    handover_causes,
+    pending_transfer_cause,
+    resume_cause,
+    transfer_cause,
+)
 from twostroke.explain.merging import NO_WORK, Span, Work, drafts_of, merged
 from twostroke.explain.names import sequence_of
 from twostroke.explain.run_state import PlaceState
@@ -56,13 +63,13 @@ class LaneBuilder:
         self.place = place
         self.lend_as: int | None = None
         """Number under which its blocks go to another process when its prompt is computed."""
-        self.is_between = False
+        self.is_in_transit = False
         """Whether the sequence is between two processes."""
         self.told: RequestFinishedByCaller | None = None
         """Abort or stop from outside, until the process that runs the sequence confirms it."""
         self._end_requested = False
         """Whether the last process was told to end the sequence, and no other has taken it in since."""
-        self.name_there = name
+        self.current_name = name
         self._begin_s = self._cursor_s = begin_s
         self._has_arrival = has_arrival
         self._status = RequestStatus.WAITING if has_arrival else RequestStatus.RUNNING
@@ -97,10 +104,10 @@ class LaneBuilder:
         handed_over_s = event.submitted_time_s
         self._num_prompt_tokens = event.arrival.num_prompt_tokens
         self._spend(causes.preparation_cause(knows_handover=handed_over_s is not None), handed_over_s or event.time_s)
-        self._cause = causes.arrival_wait_cause(self.name_there, self._cursor_s, place)
+        self._cause = causes.arrival_wait_cause(self.current_name, self._cursor_s, place)
         self._spend(self._cause, event.time_s)
 
-    def goes_on(self, event: RequestArrived, place: PlaceState, way: KVWay | None, loss: str) -> None:
+    def goes_on(self, event: RequestArrived, place: PlaceState, way: KVTransferPath | None, loss: str) -> None:
         """Record that the sequence is in the queue of another process.
 
         Args:
@@ -109,8 +116,8 @@ class LaneBuilder:
             way: path of its KV to there.
             loss: reason of the latest loss of a process, used if no other reason is known.
         """
-        is_next_attempt = event.request_id != self.name_there
-        if is_next_attempt and (not self.is_between or self._cause.label is Label.TRANSFER):
+        is_next_attempt = event.request_id != self.current_name
+        if is_next_attempt and (not self.is_in_transit or self._cause.label is Label.TRANSFER):
             self.left(self._cursor_s, resume_cause(loss))
         source, self.process, self.place = self.process, event.process, place
         cause = causes.arrival_wait_cause(event.request_id, event.time_s, place)
@@ -121,8 +128,8 @@ class LaneBuilder:
             self._spend(self._cause, event.time_s, process="")
         self._drop_undelivered_tokens(event.arrival.num_prompt_tokens)
         self.lend_as = event.arrival.lend_as
-        self.is_between = self._end_requested = False
-        self.name_there = event.request_id
+        self.is_in_transit = self._end_requested = False
+        self.current_name = event.request_id
         self._admitted_in_step = -1
         self._cause = cause
 
@@ -133,12 +140,12 @@ class LaneBuilder:
 
     def left(self, time_s: float, cause: Cause, *, is_withdrawn: bool = False) -> None:
         """Record that the sequence left its process and is to go on in another."""
-        is_in_prefill = self._in_flight and self._in_flight[0].shares[self.name_there].stroke is Stroke.PREFILL
+        is_in_prefill = self._in_flight and self._in_flight[0].shares[self.current_name].stroke is Stroke.PREFILL
         if self._status is RequestStatus.RUNNING and not is_in_prefill:  # no event since the last cut
             self._in_flight.clear()
-            self._status, self._cause, self.is_between = RequestStatus.WAITING, cause, True
+            self._status, self._cause, self.is_in_transit = RequestStatus.WAITING, cause, True
         self._close(time_s, "broken off")
-        self.is_between, self._end_requested = True, is_withdrawn
+        self.is_in_transit, self._end_requested = True, is_withdrawn
         self._status, self._cause = RequestStatus.WAITING, cause
         self._in_flight.clear()
 
@@ -146,19 +153,19 @@ class LaneBuilder:
         """Record the decision of a step, with or without tokens of this sequence."""
         batch = event.batch
         for preemption in batch.preemptions:
-            if preemption.request_id == self.name_there:
+            if preemption.request_id == self.current_name:
                 self._status = RequestStatus.PREEMPTED
                 self._num_preemptions += 1
                 self._cause = causes.preemption_cause(preemption)
         step = place.in_flight[-1] if place.in_flight and not batch.is_empty else None
-        takes_part = step is not None and self.name_there in step.shares
+        takes_part = step is not None and self.current_name in step.shares
         if self._status is not RequestStatus.RUNNING:
             if not self._in_flight:  # otherwise its time until that step's result belongs to the step
                 self._spend(self._cause, event.time_s)
             if takes_part:
                 self._admit(event)
             elif self._status is RequestStatus.WAITING:
-                self._cause = causes.queue_cause(self.name_there, batch, place)
+                self._cause = causes.queue_cause(self.current_name, batch, place)
         if takes_part and step is not None:
             self._in_flight.append(step)
 
@@ -172,10 +179,10 @@ class LaneBuilder:
             self._work(step, event.time_s, commit)
         elif self._status is RequestStatus.RUNNING:
             if step.batch.step < self._admitted_in_step:
-                self._spend(causes.step_wait_cause(step, self.name_there), event.time_s)
+                self._spend(causes.step_wait_cause(step, self.current_name), event.time_s)
             else:
                 has_output = bool(self._token_times_s)
-                self._spend(causes.skipped_step_cause(self.name_there, has_output, step), event.time_s)
+                self._spend(causes.skipped_step_cause(self.current_name, has_output, step), event.time_s)
         if commit is not None:
             self._token_times_s.extend([event.time_s] * commit.num_tokens)
             if commit.num_tokens:
@@ -189,7 +196,7 @@ class LaneBuilder:
         """Record an abort, or a stop string found in the text."""
         num_tokens = len(self._token_times_s)
         self._finish_reason = event.reason
-        is_enough = self.is_between and event.reason is FinishReason.LENGTH
+        is_enough = self.is_in_transit and event.reason is FinishReason.LENGTH
         if (is_enough or event.reason is FinishReason.STOP) and num_tokens:
             num_counted = num_tokens if event.num_output_tokens is None else event.num_output_tokens
             num_counted = max(1, min(num_tokens, num_counted))
@@ -210,13 +217,13 @@ class LaneBuilder:
         is_alone = len(place.in_flight) == 1
         if self._status is RequestStatus.RUNNING and is_alone:
             if not self._spans or self._spans[-1].cause.label is not Label.KV_CHECK:  # else between two checks
-                self._spend(causes.step_wait_cause(None, self.name_there), event.begin_s)
-            self._spend(causes.of_kv_check(event), event.time_s)
-        if self.name_there in event.suspects.ended:
+                self._spend(causes.step_wait_cause(None, self.current_name), event.begin_s)
+            self._spend(causes.kv_check_cause(event), event.time_s)
+        if self.current_name in event.suspects.ended:
             self._finish_reason = FinishReason.ERROR
             self._notes.append("it had read a KV block that was found corrupt: its output may be wrong")
             self._close(event.time_s, "it had read a corrupt block")
-        elif self.name_there in event.suspects.started_over:
+        elif self.current_name in event.suspects.started_over:
             self._status = RequestStatus.WAITING
             self._in_flight.clear()
             self._cause = causes.restart_cause(event)
@@ -262,7 +269,7 @@ class LaneBuilder:
             self._spans.append(Span(cause, self._cursor_s, until_s, work, where))
             self._cursor_s = until_s
 
-    def _handed_over(self, source: str, event: RequestArrived, place: PlaceState, way: KVWay | None) -> Cause:
+    def _handed_over(self, source: str, event: RequestArrived, place: PlaceState, way: KVTransferPath | None) -> Cause:
         """Spend the time since `source` computed the prompt; return the last cause."""
         num_spans, prefilled_s, cause = len(self._spans), self._cursor_s, self._cause
         for cause, until_s in handover_causes(source, prefilled_s, event.time_s, way, place):
@@ -273,7 +280,7 @@ class LaneBuilder:
         return cause
 
     def _admit(self, event: StepScheduled) -> None:
-        mine = [a for a in event.batch.admitted if a.request_id == self.name_there]
+        mine = [a for a in event.batch.admitted if a.request_id == self.current_name]
         self._admitted = mine[0] if mine else None
         is_first = self._status is RequestStatus.WAITING and not self._token_times_s
         if self._admitted is not None and is_first:  # at a later process the transferred prefix counts as cached
@@ -297,18 +304,18 @@ class LaneBuilder:
         return dict(Counter(decision.reason for decision in decisions if decision is not None))
 
     def _work(self, step: DecidedStep, until_s: float, commit: Commit | None) -> None:
-        share = step.shares[self.name_there]
+        share = step.shares[self.current_name]
         is_again = share.num_computed_tokens < self._num_computed_most
         self._num_computed_most = max(self._num_computed_most, share.token_range.stop - share.num_draft_tokens)
         if share.stroke is Stroke.DECODE:
             num_tokens = 0 if commit is None else commit.num_tokens
-            work = Work(1, num_tokens, drafts=drafts_of(self.name_there, step, commit))
-            self._spend(causes.decode_cause(self.name_there, step), until_s, work)
+            work = Work(1, num_tokens, drafts=drafts_of(self.current_name, step, commit))
+            self._spend(causes.decode_cause(self.current_name, step), until_s, work)
             return
         told = "" if self._admitted is None else causes.cached_in_words(self._admitted)
         self._admitted = None  # reported once, with the first chunk
         self._spend(
-            Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self.name_there)),
+            Cause(Label.RECOMPUTE if is_again else Label.PREFILL, told, step.prefills_of_others(self.current_name)),
             until_s,
             Work(1, share.num_scheduled_tokens, self._num_admissions, share.samples_token),
         )
@@ -317,14 +324,14 @@ class LaneBuilder:
         """Return the span from the last cut until `until_s`; `how` says whether it goes on or was broken off."""
         if self._in_flight:
             step = self._in_flight[0]
-            is_decode = step.shares[self.name_there].stroke is Stroke.DECODE
-            cause = causes.decode_cause(self.name_there, step) if is_decode else Cause(Label.PREFILL, "")
+            is_decode = step.shares[self.current_name].stroke is Stroke.DECODE
+            cause = causes.decode_cause(self.current_name, step) if is_decode else Cause(Label.PREFILL, "")
             cause = Cause(cause.label, f"in a step; {how}", cause.because_of)
         elif self._status is RequestStatus.RUNNING:
             cause = Cause(Label.END, f"between two steps; {how}")
         else:
             cause = self._cause
-        return Span(cause, self._cursor_s, until_s, process="" if self.is_between else self.process)
+        return Span(cause, self._cursor_s, until_s, process="" if self.is_in_transit else self.process)
 
     def _drop_undelivered_tokens(self, num_tokens: int) -> None:
         """Drop tokens beyond those with which the sequence goes on elsewhere; they came too late and are recomputed.

@@ -25,11 +25,11 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.causes import KVWay, resume_cause
+from twostroke.explain.bounded_dict import BoundedDict
+from twostroke.explain.causes import KVTransferPath, resume_cause
 from twostroke.explain.lane import LaneBuilder
 from twostroke.explain.names import GATEWAY, is_pool_process, sequence_of
-from twostroke.explain.remembered import Remembered
-from twostroke.explain.run_state import PlaceState, RunState, Taken
+from twostroke.explain.run_state import EventChanges, PlaceState, RunState
 from twostroke.explain.segments import Lane
 from twostroke.request import FinishReason
 
@@ -46,9 +46,9 @@ class LaneReader:
         self._run = RunState()
         self._lanes: dict[str, LaneBuilder] = {}
         """Sequences that have not ended, by id."""
-        self._ways = Remembered[int, KVWay]()
+        self._transfer_paths = BoundedDict[int, KVTransferPath]()
         """Paths of prefixes that are being fetched or that wait for their sequence, by import."""
-        self._routes = Remembered[str, str]()
+        self._routes = BoundedDict[str, str]()
         """Routing reason of an attempt, by its name there, until it has arrived."""
         self._loss = "the process that ran it is gone"
         self._time_s = float("-inf")
@@ -82,7 +82,7 @@ class LaneReader:
         return [lane.lane(self._time_s) for lane in self._lanes.values()]
 
     def _here(self, place: PlaceState) -> list[LaneBuilder]:
-        return [lane for lane in self._lanes.values() if lane.place is place and not lane.is_between]
+        return [lane for lane in self._lanes.values() if lane.place is place and not lane.is_in_transit]
 
     # ------------------------------------------------------------------ what befalls a process
 
@@ -94,11 +94,11 @@ class LaneReader:
             return
         if isinstance(event, EngineLost):
             self._loss = event.cause
-        to_come = {import_id for import_id, way in self._ways.items() if way.place == place.name}
+        to_come = {import_id for import_id, way in self._transfer_paths.items() if way.place == place.name}
         for import_id in to_come:
-            del self._ways[import_id]
+            del self._transfer_paths[import_id]
         for lane in self._lanes.values():
-            if lane.lend_as in to_come or (lane.place is place and not lane.is_between):
+            if lane.lend_as in to_come or (lane.place is place and not lane.is_in_transit):
                 lane.left(event.time_s, resume_cause(self._loss))
 
     def _note(self, event: Event, place: PlaceState) -> None:
@@ -108,10 +108,12 @@ class LaneReader:
                 self._routes.put(event.request_id, event.reason)
             case KVImportBegan():
                 held, step, stepped_s = place.num_tokens_held, place.last_step, place.last_result_s
-                self._ways.put(event.import_id, KVWay(place.name, event.time_s, held, step, stepped_s))
+                self._transfer_paths.put(
+                    event.import_id, KVTransferPath(place.name, event.time_s, held, step, stepped_s)
+                )
             case KVImportEnded():
-                way = self._ways.get(event.import_id, KVWay(place.name))
-                self._ways.put(event.import_id, replace(way, ended=event))
+                way = self._transfer_paths.get(event.import_id, KVTransferPath(place.name))
+                self._transfer_paths.put(event.import_id, replace(way, ended=event))
             case _:
                 pass
 
@@ -120,13 +122,13 @@ class LaneReader:
         for lane in self._here(place):
             lane.scheduled(event, place)
 
-    def _committed(self, event: StepCommitted, taken: Taken) -> None:
+    def _committed(self, event: StepCommitted, taken: EventChanges) -> None:
         commits = {commit.request_id: commit for commit in event.commits}
         # a sequence whose steps were all decided before the history begins may appear only with its end
         ended = (commit.request_id for commit in event.commits if commit.finish_reason is not None)
         self._start_unknown_lanes(taken.place, ended, event)
         for lane in self._here(taken.place):
-            lane.committed(event, taken.step, commits.get(lane.name_there))
+            lane.committed(event, taken.step, commits.get(lane.current_name))
 
     # ------------------------------------------------------------------ what befalls a sequence
 
@@ -138,8 +140,8 @@ class LaneReader:
         import_id = arrival.import_id
         goes_on = import_id is not None or name != sequence_id
         lane = self._lanes.get(sequence_id)
-        if lane is not None and (lane.is_between or goes_on):
-            way = None if import_id is None else self._ways.get(import_id)
+        if lane is not None and (lane.is_in_transit or goes_on):
+            way = None if import_id is None else self._transfer_paths.get(import_id)
             lane.goes_on(event, place, way, self._loss)
         else:
             is_known = import_id is None and (name == sequence_id or place.is_whole)
@@ -149,7 +151,7 @@ class LaneReader:
         lane.told = place.requests[name].told
         lane.routed(self._routes.pop(name, ""))
         if import_id is not None:
-            self._ways.pop(import_id, None)
+            self._transfer_paths.pop(import_id, None)
 
     def _finished_by_caller(self, place: PlaceState, event: RequestFinishedByCaller) -> None:
         """End a sequence: the process that runs it reports its end; between two processes the gateway does."""
@@ -159,11 +161,11 @@ class LaneReader:
         lane = self._lanes.get(sequence_of(event.request_id))
         if lane is None:
             return
-        if is_gateway and not lane.is_between:
+        if is_gateway and not lane.is_in_transit:
             lane.told = event
         elif is_gateway:
             lane.finished_by_caller(event)
-        elif lane.place is place and lane.name_there == event.request_id and not lane.is_between:
+        elif lane.place is place and lane.current_name == event.request_id and not lane.is_in_transit:
             if lane.told is not None or event.reason is not FinishReason.ABORT or not is_pool_process(event.process):
                 lane.finished_by_caller(event)
             else:  # the gateway reports an abort first, unless another process is to continue the sequence
@@ -183,7 +185,7 @@ class LaneReader:
         """Remove and return the lanes that have ended."""
         ended: list[LaneBuilder] = []
         for lane in self._lanes.values():
-            if lane.is_between and lane.told is not None:
+            if lane.is_in_transit and lane.told is not None:
                 lane.finished_by_caller(lane.told)
             if lane.is_finished:
                 ended.append(lane)

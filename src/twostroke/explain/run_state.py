@@ -28,8 +28,8 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
+from twostroke.explain.bounded_dict import BoundedDict
 from twostroke.explain.names import GATEWAY, is_pool_process, place_of, request_of, sequence_of
-from twostroke.explain.remembered import Remembered
 from twostroke.explain.step import DecidedStep
 from twostroke.outputs import RequestTimes
 from twostroke.request import Arrival, FinishReason, RequestStatus
@@ -141,7 +141,7 @@ class PlaceState:
             request.num_preemptions += status is RequestStatus.PREEMPTED
         return request
 
-    def let_go(self, request: RequestState) -> bool:
+    def release(self, request: RequestState) -> bool:
         """Record that a request leaves this place; return whether it was here."""
         was_here = request.is_here
         self.num_here -= was_here
@@ -162,7 +162,7 @@ class PlaceState:
         return step
 
 
-class Taken:
+class EventChanges:
     """Changes made by one event; each attribute names the events that set it."""
 
     left: PlaceState | None = None
@@ -203,21 +203,21 @@ class RunState:
         self._sequences: dict[str, RequestState] = {}
         self._requests: dict[str, list[RequestState]] = {}
         """All sequences of each request, while one has not ended."""
-        self._told = Remembered[str, RequestFinishedByCaller]()
+        self._told = BoundedDict[str, RequestFinishedByCaller]()
         """Ends of sequences that have not been seen yet."""
-        self._over = Remembered[str, bool]()
+        self._over = BoundedDict[str, bool]()
         """Sequences that ended between two processes; the second process may take one in without knowing."""
 
     def is_over(self, sequence_id: str) -> bool:
         return sequence_id in self._over
 
-    def take(self, event: Event) -> Taken:
+    def take(self, event: Event) -> EventChanges:
         """Update the state by one event, in order, and return the changes."""
         place = self._by_process.get(event.process)
         if place is None:
             name = place_of(event.process)
             place = self._by_process[event.process] = self._places.setdefault(name, PlaceState(name))
-        taken = Taken(place)
+        taken = EventChanges(place)
         match event:
             case StepCommitted():
                 self._committed(event, taken)
@@ -240,7 +240,7 @@ class RunState:
 
     # ------------------------------------------------------------------ events
 
-    def _lost(self, event: EngineStarted | EngineLost, taken: Taken) -> None:
+    def _lost(self, event: EngineStarted | EngineLost, taken: EventChanges) -> None:
         """Remove the requests of a process that died; those of a pool go on elsewhere."""
         place, goes_on = taken.place, is_pool_process(event.process)
         for request in list(place.requests.values()):
@@ -249,11 +249,11 @@ class RunState:
         if isinstance(event, EngineStarted):
             place.started, place.is_whole = event, True
 
-    def _arrived(self, event: RequestArrived, taken: Taken) -> None:
+    def _arrived(self, event: RequestArrived, taken: EventChanges) -> None:
         place, arrival, name = taken.place, event.arrival, event.request_id
         unended = place.requests.get(name)
         if unended is not None:
-            place.let_go(unended)
+            place.release(unended)
         request = place.requests[name] = RequestState(name, arrival, place, sequence_of(name))
         request.block_hashes.extend(arrival.block_hashes)
         if request.sequence_id in self._over:
@@ -261,7 +261,7 @@ class RunState:
         before = self._sequences.get(request.sequence_id)
         goes_on = arrival.import_id is not None or name != request.sequence_id
         if before is not None and (goes_on or not before.is_here):
-            if before.place.let_go(before):
+            if before.place.release(before):
                 taken.left = before.place
             _go_on(before, request, arrival)
         else:
@@ -274,7 +274,7 @@ class RunState:
         request.is_here = True
         place.num_here += 1
 
-    def _committed(self, event: StepCommitted, taken: Taken) -> None:
+    def _committed(self, event: StepCommitted, taken: EventChanges) -> None:
         place = taken.place
         step = taken.step = place.done(event)
         now_s, requests, page_size = event.time_s, place.requests, place.page_size
@@ -317,7 +317,7 @@ class RunState:
             is_lent = request.arrival is not None and request.arrival.lend_as is not None
             self._gone(request, reason, taken, goes_on=is_lent and reason is FinishReason.LENGTH)
 
-    def _finished_by_caller(self, event: RequestFinishedByCaller, taken: Taken) -> None:
+    def _finished_by_caller(self, event: RequestFinishedByCaller, taken: EventChanges) -> None:
         if taken.place.name == GATEWAY:
             self._ended_from_outside(event, taken)
             return
@@ -327,7 +327,7 @@ class RunState:
             is_abort = event.reason is FinishReason.ABORT and request.told is None
             self._gone(request, event.reason, taken, event, goes_on=is_abort and is_pool_process(event.process))
 
-    def _kv_checked(self, event: KVBlockChecked, taken: Taken) -> None:
+    def _kv_checked(self, event: KVBlockChecked, taken: EventChanges) -> None:
         place = taken.place
         for request_id in event.suspects.started_over:
             request = place.requeue(request_id, RequestStatus.WAITING)
@@ -338,7 +338,7 @@ class RunState:
             if request is not None:
                 self._gone(request, FinishReason.ERROR, taken, event)
 
-    def _ended_from_outside(self, event: RequestFinishedByCaller, taken: Taken) -> None:
+    def _ended_from_outside(self, event: RequestFinishedByCaller, taken: EventChanges) -> None:
         """Record that the gateway ended a sequence; a process that runs it reports the time."""
         sequence = self._sequences.get(event.request_id)
         if sequence is None:
@@ -355,7 +355,7 @@ class RunState:
         self,
         request: RequestState,
         reason: FinishReason,
-        taken: Taken,
+        taken: EventChanges,
         event: Event | None = None,
         *,
         goes_on: bool = False,
@@ -363,13 +363,13 @@ class RunState:
         """End a request at its place. Its sequence ends as well, unless another process goes on with it."""
         del taken.place.requests[request.request_id]
         taken.gone.append((request, reason))
-        was_here = taken.place.let_go(request)
+        was_here = taken.place.release(request)
         if was_here and not goes_on:
             self._end(request, reason, taken, event)
         elif was_here and request.told is not None:
             self._end(request, request.told.reason, taken, request.told)
 
-    def _end(self, sequence: RequestState, reason: FinishReason, taken: Taken, event: Event | None) -> None:
+    def _end(self, sequence: RequestState, reason: FinishReason, taken: EventChanges, event: Event | None) -> None:
         """End a sequence: with its last token, unless an event has ended it otherwise."""
         token_times_s = sequence.times.token_times_s
         if isinstance(event, RequestFinishedByCaller):
@@ -397,7 +397,7 @@ def _go_on(before: RequestState, request: RequestState, arrival: Arrival) -> Non
     request.max_tokens = len(times.token_times_s) + arrival.max_tokens
 
 
-def _scheduled(event: StepScheduled, taken: Taken) -> None:
+def _scheduled(event: StepScheduled, taken: EventChanges) -> None:
     place, batch, requests = taken.place, event.batch, taken.place.requests
     grown: list[ScheduledRequest] = []
     for preemption in batch.preemptions:

@@ -50,7 +50,7 @@ def timeline_of(events: Iterable[Event], request_id: str, among: Set[str] | None
 # ---------------------------------------------------------------------- as a tenant may see it
 
 
-SOMEBODY = "another tenant's request"
+MASKED_REQUEST = "another tenant's request"
 
 
 def timeline_for_tenant(events: Iterable[Event], request_id: str, tenant: str) -> Timeline:
@@ -78,11 +78,11 @@ def timeline_for_tenant(events: Iterable[Event], request_id: str, tenant: str) -
 
 
 def _masked(segment: Segment, own: Set[str], others: Set[str]) -> Segment:
-    culprits = tuple(c if c.request_id in own else Culprit(SOMEBODY, c.num_tokens) for c in segment.because_of)
+    culprits = tuple(c if c.request_id in own else Culprit(MASKED_REQUEST, c.num_tokens) for c in segment.because_of)
     reason = segment.reason
     for culprit in segment.because_of:
         if culprit.request_id not in own:
-            reason = reason.replace(culprit.request_id, SOMEBODY)
+            reason = reason.replace(culprit.request_id, MASKED_REQUEST)
     if any(sequence_id in reason for sequence_id in others):
-        reason = f"{segment.label}, because of {SOMEBODY}"
+        reason = f"{segment.label}, because of {MASKED_REQUEST}"
     return dataclasses.replace(segment, reason=reason, because_of=culprits)

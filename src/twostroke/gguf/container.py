@@ -142,7 +142,7 @@ class StoredTensor:
         return self.read(begin * size, (end - begin) * size).reshape(end - begin, *self.shape[1:-1], self.row_bytes)
 
 
-_ALL_IN_ONE = "Download all parts into one folder."
+_REMEDY = "Download all parts into one folder."
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -188,7 +188,7 @@ class GGUFFile:
         """
         self.path = first_part(path)
         if _PART.fullmatch(self.path.name) and not self.path.exists():
-            raise ModelNotFound(f"{self.path}, the first part of the model, does not exist. {_ALL_IN_ONE}")
+            raise ModelNotFound(f"{self.path}, the first part of the model, does not exist. {_REMEDY}")
         first = _GGUFPart(self.path)
         self.metadata, self.tensors = first.metadata, first.tensors
         num_parts = self.metadata.count("split.count", 0, least=0)
@@ -206,7 +206,7 @@ class GGUFFile:
         absent = [other for other in names if not self.path.with_name(other).exists()]
         if absent:
             more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-            told = f"{self.path} is the first of {num_parts} parts, but {absent[0]}{more} is missing. {_ALL_IN_ONE}"
+            told = f"{self.path} is the first of {num_parts} parts, but {absent[0]}{more} is missing. {_REMEDY}"
             raise ModelNotFound(told)
         self._check_part(first, 1)
         tensors = dict(first.tensors)

@@ -16,7 +16,7 @@ TokenBits = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeCalls:
+class OptionalCallSyntax:
     """Syntax of optional tool calls: calls that the model may write instead of an answer that has a required form."""
 
     markers: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class RequiredCallSyntax:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalCallTokens:
-    """Syntax of optional tool calls (`FreeCalls`), in the texts and token ids of one model."""
+    """Syntax of optional tool calls (`OptionalCallSyntax`), in the texts and token ids of one model."""
 
     markers: tuple[str, ...]
     first_tokens: frozenset[int]
@@ -93,7 +93,7 @@ class GrammarBackend(Protocol):
         """Do the one-time work of the first grammar now. A server calls this, so that no request waits for it."""
         ...
 
-    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCallSyntax | None = None) -> str:
+    def compile(self, wanted: StructuredOutputs, calls: OptionalCallSyntax | RequiredCallSyntax | None = None) -> str:
         """Check a request's structured outputs, and return the grammar as text that `matcher` reads in any process.
 
         Args:

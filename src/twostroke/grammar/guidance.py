@@ -18,9 +18,9 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls, OptionalCallTokens, RequiredCallSyntax, TokenBits
+from twostroke.grammar.backend import OptionalCallSyntax, OptionalCallTokens, RequiredCallSyntax, TokenBits
 from twostroke.grammar.json_schema import NO_TEXT, refusal, to_llguidance, wide_parts
-from twostroke.grammar.trial import parser_limits, why_not
+from twostroke.grammar.trial import parser_limits, refusal_reason
 from twostroke.grammar.vocabulary import GuidanceVocabulary, TokenReader
 from twostroke.sampling_params import StructuredOutputs
 
@@ -54,19 +54,19 @@ class Guidance:
 
     def warm_up(self) -> None:
         """Build the vocabulary now. Skip it if tokens cannot be decoded one by one: then no grammar is supported."""
-        if self._tokens.reads_alone:
+        if self._tokens.decodes_independently:
             self._ready_vocabulary()
 
-    def compile(self, wanted: StructuredOutputs, calls: FreeCalls | RequiredCallSyntax | None = None) -> str:
-        if not self._tokens.reads_alone:
+    def compile(self, wanted: StructuredOutputs, calls: OptionalCallSyntax | RequiredCallSyntax | None = None) -> str:
+        if not self._tokens.decodes_independently:
             limit = "not supported by this model's tokenizer: the text of a token depends on the tokens around it"
             raise InvalidParameter("structured_outputs", wanted, limit, "Leave it out, and validate the output.")
         if isinstance(calls, RequiredCallSyntax):
             grammar = to_llguidance(wanted, replace(calls, rules=self._with_tokens(calls)))
-            reason = self._why_not(grammar, wanted, to_llguidance(wanted))
+            reason = self._refusal_reason(grammar, wanted, to_llguidance(wanted))
         else:
             grammar = to_llguidance(wanted, None if calls is None else self._written(calls))
-            reason = self._why_not(grammar, wanted, grammar)
+            reason = self._refusal_reason(grammar, wanted, grammar)
         if reason:
             raise refusal(wanted, reason)
         matcher = self.matcher(grammar)
@@ -101,7 +101,7 @@ class Guidance:
         with self._using_kept:
             self._kept.pop(grammar, None)
 
-    def _written(self, calls: FreeCalls) -> OptionalCallTokens:
+    def _written(self, calls: OptionalCallSyntax) -> OptionalCallTokens:
         first_id = self._ready_vocabulary().first_id
         beginning = calls.beginning
         for text, token_id in self._special((*calls.markers, *calls.markup)).items():
@@ -132,7 +132,7 @@ class Guidance:
         """Return Lark alternatives for a token within a text and at its beginning."""
         return [f"<[{place}]>" for place in sorted({token_id, token_id + self._ready_vocabulary().first_id})]
 
-    def _why_not(self, grammar: str, wanted: StructuredOutputs, tried: str) -> str:
+    def _refusal_reason(self, grammar: str, wanted: StructuredOutputs, tried: str) -> str:
         """Return the reason why a grammar is refused; empty if it is accepted.
 
         `tried` is compiled in place of a grammar that needs special tokens of the model.
@@ -143,7 +143,7 @@ class Guidance:
             known = self._refused.get(grammar)
         if known is not None:
             return known
-        reason = next(filter(None, map(why_not, (*wide_parts(wanted), tried))), "")
+        reason = next(filter(None, map(refusal_reason, (*wide_parts(wanted), tried))), "")
         if reason:
             with self._using_kept:
                 self._refused[grammar] = reason

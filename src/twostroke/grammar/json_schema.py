@@ -32,17 +32,17 @@ KNOWN_FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "ho
 _ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"}
 )
-_ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
-        "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+_SCHEMA_KEYWORDS = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not",
+        "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 _SCHEMA_LIST_KEYWORDS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-"""Keywords whose value is a list of schemas; those of `_ONE` have one schema as their value."""
+"""Keywords whose value is a list of schemas; those of `_SCHEMA_KEYWORDS` have one schema as their value."""
 SCHEMAS_BY_NAME = frozenset(
     {"$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"}
 )
 """Keywords whose value maps names to schemas."""
 
 
-def constraining(schema: Any) -> Any:
+def strip_unconstraining(schema: Any) -> Any:
     """Return an equivalent schema without the keywords and formats that constrain nothing.
 
     The only values lost are numbers beyond MAX_BOUND that the bounds would allow.
@@ -63,13 +63,13 @@ def _with_constraining_parts(schema: Schema) -> Schema:
     found: Schema = {}
     for name, value in schema.items():
         if name in SCHEMAS_BY_NAME and isinstance(value, dict):
-            found[name] = {key: constraining(part) for key, part in cast(Schema, value).items()}
+            found[name] = {key: strip_unconstraining(part) for key, part in cast(Schema, value).items()}
         elif name in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            found[name] = [constraining(part) for part in cast(list[Any], value)]
-        elif name in _ONE:
-            found[name] = constraining(value)
+            found[name] = [strip_unconstraining(part) for part in cast(list[Any], value)]
+        elif name in _SCHEMA_KEYWORDS:
+            found[name] = strip_unconstraining(value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[name] = _readable(name, value)
+            found[name] = _clamped(name, value)
         elif name == "$dynamicAnchor":
             # `$ref` treats it as an anchor; `$dynamicRef`, which treats it differently, is refused
             found.setdefault("$anchor", value)
@@ -80,17 +80,17 @@ def _with_constraining_parts(schema: Schema) -> Schema:
 
 MAX_BOUND = 2**63 - 1024
 """Largest bound, of either sign, that llguidance reads exactly."""
-_LOWER_BOUNDS, _MOST = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
+_LOWER_BOUNDS, _UPPER_BOUNDS = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
 _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 
 
-def _readable(name: str, value: float) -> float:
+def _clamped(name: str, value: float) -> float:
     """Return a keyword's number in a range and type that llguidance reads, which is not all of int64 and float."""
     if name in _COUNTS and isinstance(value, float) and value.is_integer():
         return int(value)
     if name in _LOWER_BOUNDS:
         return max(value, -MAX_BOUND)
-    return min(value, MAX_BOUND) if name in _MOST else value
+    return min(value, MAX_BOUND) if name in _UPPER_BOUNDS else value
 
 
 def wide_objects(schema: Any) -> Iterator[Schema]:
@@ -140,7 +140,7 @@ def _parts(schema: Any) -> Iterator[Schema]:
                 waiting += cast(Schema, value).values()
             elif name in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
                 waiting += cast(list[Any], value)
-            elif name in _ONE:
+            elif name in _SCHEMA_KEYWORDS:
                 waiting.append(value)
 
 
@@ -404,7 +404,7 @@ def _json(schema: str) -> dict[str, object]:
     return _only(
         # overrides also win over the schema's own "x-guidance"
         LLMatcher.grammar_from_json_schema(
-            json.dumps(constraining(json.loads(schema)), ensure_ascii=False),
+            json.dumps(strip_unconstraining(json.loads(schema)), ensure_ascii=False),
             overrides={"whitespace_pattern": WHITESPACE, "lenient": False},
         )
     )

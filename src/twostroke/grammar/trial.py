@@ -49,7 +49,7 @@ def parser_limits() -> LLParserLimits:
     )
 
 
-def why_not(grammar: str) -> str:
+def refusal_reason(grammar: str) -> str:
     """Return why the grammar cannot be compiled within the limits; empty if it can.
 
     Raises:
@@ -99,14 +99,14 @@ def _walk(matcher: LLMatcher, first: bytes) -> str:
     Per-token limits are often exceeded only within a text, for example where an object with a thousand optional
     properties opens.
     """
-    dice = random.Random(0)
+    rng = random.Random(0)
     for _ in range(_WALK_BYTES):
         mask = matcher.compute_bitmask()
         allowed = [byte for byte in range(256) if mask[byte // 8] >> byte % 8 & 1]
         if matcher.is_error() or not allowed:
             break
         wanted = next((byte for byte in first if byte in allowed), None)
-        byte = wanted if wanted is not None else dice.choice([b for b in allowed if b not in _SPACE] or allowed)
+        byte = wanted if wanted is not None else rng.choice([b for b in allowed if b not in _SPACE] or allowed)
         matcher.consume_token(byte)
     return matcher.get_error()
 

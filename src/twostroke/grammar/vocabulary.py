@@ -14,7 +14,7 @@ class TokenReader(Protocol):
     """Part of a tokenizer that grammars need; implemented by tokenizer.Tokenizer."""
 
     @property
-    def reads_alone(self) -> bool:
+    def decodes_independently(self) -> bool:
         """Whether a text is exactly its first token's bytes followed by the bytes of the other tokens."""
         ...
 

@@ -127,10 +127,10 @@ def operators_to_plan(
     return replace(reference.operators(), name="triton", packed_sizes=Sizes(), keeps_quantized=True)
 
 
-def _refuse_int8_activations(activation_quantization: ActivationQuantization | None, who: str) -> None:
+def _refuse_int8_activations(activation_quantization: ActivationQuantization | None, operators_name: str) -> None:
     if activation_quantization == "int8":
         raise SetupError(
-            f"activation_quantization=int8: {who}, which are used here, multiply quantized weights with "
+            f"activation_quantization=int8: {operators_name}, which are used here, multiply quantized weights with "
             "unquantized activations. Omit it."
         )
 

@@ -56,7 +56,7 @@ class GatedExperts(Protocol):
     """Gated products of all experts: activation(x G_e^T) * (x U_e^T) for each pair."""
 
     @property
-    def reads_counts(self) -> bool:
+    def syncs_expert_counts(self) -> bool:
         """Whether the host reads the number of pairs of each expert, and so waits for the device."""
         ...
 
@@ -69,7 +69,7 @@ class ExpertLinears(Protocol):
     """Down projections of all experts, and the weighted sum over each token's experts."""
 
     @property
-    def reads_counts(self) -> bool: ...
+    def syncs_expert_counts(self) -> bool: ...
 
     def __call__(self, inner: Tensor, routing: Routing) -> Tensor:
         """Project inner [num_pairs, K] and sum over the experts of each token: [num_tokens, N].

@@ -200,7 +200,7 @@ class AttentionOperator(Protocol):
         plan: Any,
         layer_in_block: int,
         scoring: Scoring,
-        turn: QKNormRope | None = None,
+        qk_norm_rope: QKNormRope | None = None,
     ) -> Tensor:
         """Write the step's K and V into the storage, then attend over the stored values.
 
@@ -213,7 +213,7 @@ class AttentionOperator(Protocol):
             plan: the plan of this step for the layer's KV group.
             layer_in_block: index of the layer within a block.
             scoring: settings of the layer.
-            turn: applied to q and k first; None if that was done already. Only for operators that take it
+            qk_norm_rope: applied to q and k first; None if that was done already. Only for operators that take it
                 (`applies_qk_norm_rope`).
 
         Returns:
@@ -424,7 +424,7 @@ class Operators:
     rotate_heads_: Callable[[Tensor, Tensor, Tensor], None]
     attention: Callable[[int, int, int, torch.dtype, torch.device], AttentionOperator]
     """Operator for num_heads, num_kv_heads, head_dim, the type it computes in, and the device."""
-    whole_layer: Callable[[LayerParts], FusedLayer | None] = no_fused_layer
+    fused_layer: Callable[[LayerParts], FusedLayer | None] = no_fused_layer
     """Join the parts of a layer, made by this backend, into one call; None if they have to be called one by one."""
     pin_threads: Callable[[Sequence[int]], None] | None = None
     """Start and pin a thread per CPU, except the first, to which the caller pins itself; None if not possible."""

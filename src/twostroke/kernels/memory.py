@@ -39,7 +39,7 @@ def large_pages(num_bytes: int) -> Tensor:
     """
     if num_bytes > _REGION_BYTES // 2:
         return _bytes_of(_map(num_bytes), num_bytes, 0)
-    return _pieces.take(num_bytes)
+    return _region_allocator.take(num_bytes)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -51,10 +51,10 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _SHORT_LIVED_BYTES:
         return torch.empty(*shape, dtype=dtype)
-    return _kept.take(num_bytes).view(dtype).view(*shape)
+    return _mapping_cache.take(num_bytes).view(dtype).view(*shape)
 
 
-def wide(values: Tensor) -> Tensor:
+def to_float32(values: Tensor) -> Tensor:
     """Return the values in float32, on a CPU in memory of `empty`."""
     if values.device.type != "cpu" or values.dtype is torch.float32:
         return values.float()
@@ -84,7 +84,7 @@ class _MappingCache:
 
 _REFCOUNT_IF_FREE = 2
 """References to a mapping without tensors: one of the list, one of the caller of getrefcount."""
-_kept = _MappingCache()
+_mapping_cache = _MappingCache()
 
 
 class _RegionAllocator:
@@ -108,7 +108,7 @@ class _RegionAllocator:
             return _bytes_of(region, num_bytes, begin)
 
 
-_pieces = _RegionAllocator()
+_region_allocator = _RegionAllocator()
 
 
 def _map(num_bytes: int) -> mmap.mmap:

@@ -135,7 +135,7 @@ class QuantizedWeight:
         """Return the numbers of codes, as multiples of their scales. float32"""
         if self.is_fp8:
             return codes.view(torch.float8_e4m3fn).float()
-        return codes.float() - self.zero if self.table is None else look_up(self.table, codes)
+        return codes.float() - self.zero if self.table is None else dequantize_by_table(self.table, codes)
 
     def _whole_scales(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Return scales and mins of some rows, float32 [rows, groups]; products of a float16 and a byte are exact."""
@@ -167,11 +167,11 @@ class QuantizedWeight:
         if self.table is None:
             codes = self.codes + (2 ** (bits - 1) - middle)
         else:
-            codes = (look_up(self.table, self.codes) + 2 ** (bits - 1)).to(torch.uint8)
+            codes = (dequantize_by_table(self.table, self.codes) + 2 ** (bits - 1)).to(torch.uint8)
         parts = {"codes": codes, "scales": scales, "mins": mins, "super_scales": None, "super_mins": None}
         return replace(self, **parts, bits=bits, table=None)
 
-    def of_rows(self, rows: slice | Tensor) -> QuantizedWeight:
+    def select_rows(self, rows: slice | Tensor) -> QuantizedWeight:
         """Copy some of its rows: a range, or those with these ids."""
         parts = self._tensors()
         del parts["order"]
@@ -188,7 +188,7 @@ class QuantizedWeight:
     def _with_parts(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
         return replace(self, **{name: None if part is None else change(part) for name, part in self._tensors().items()})
 
-    def is_like(self, other: QuantizedWeight) -> bool:
+    def has_same_format(self, other: QuantizedWeight) -> bool:
         """Return whether both weights can be stacked into one."""
         if (self.bits, self.group_size, self.shape[1]) != (other.bits, other.group_size, other.shape[1]):
             return False
@@ -221,7 +221,7 @@ class QuantizedWeight:
         }
 
 
-def look_up(table: CodeTable, codes: Tensor) -> Tensor:
+def dequantize_by_table(table: CodeTable, codes: Tensor) -> Tensor:
     """Return the table's values of codes, float32."""
     return torch.tensor(TABLE_VALUES[table], dtype=torch.float32, device=codes.device)[codes.int()]
 
@@ -298,12 +298,12 @@ def quantize_in_groups(weight: Tensor, group_size: int = 32) -> QuantizedWeight:
     for divisor in (*DIVISORS, None):
         if divisor is None:
             codes = _codes(wide, _inverse(best_scale), -8, 7)
-            products, squares = _folded(size * (codes * wide)), _folded(size * codes.square_())
+            products, squares = _fold_sum(size * (codes * wide)), _fold_sum(size * codes.square_())
             exact = torch.where(squares > 0, products / squares, torch.zeros(()))
         else:
             exact = extreme / divisor
         scale = _as_half(exact)
-        error = _folded((_codes(wide, _inverse(scale), -8, 7) * scale - wide).square_() * size)
+        error = _fold_sum((_codes(wide, _inverse(scale), -8, 7) * scale - wide).square_() * size)
         better = error < best_error
         best_error, best_scale = torch.where(better, error, best_error), torch.where(better, scale, best_scale)
     codes = _codes(wide, _inverse(best_scale), -8, 7).add_(8).to(torch.uint8).view(num_rows, -1)[:, :k].contiguous()
@@ -322,7 +322,7 @@ def _inverse(scale: Tensor) -> Tensor:
     return 1 / torch.where(scale == 0, torch.ones(()), scale)
 
 
-def _folded(squares: Tensor) -> Tensor:
+def _fold_sum(squares: Tensor) -> Tensor:
     """Return the sum over the last dimension (a power of two) by adding halves: one order of addition on every
     machine."""
     while (half := squares.shape[-1] // 2) > 0:

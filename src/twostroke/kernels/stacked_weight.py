@@ -28,6 +28,6 @@ def stack(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if not quantized:
         return torch.cat(floats)
-    if not floats and all(part.is_like(quantized[0]) for part in quantized):
+    if not floats and all(part.has_same_format(quantized[0]) for part in quantized):
         return QuantizedWeight.stack(quantized)
     return StackedWeight(tuple(parts))

@@ -26,7 +26,7 @@ class StoredRows:
     check: Callable[[], None]
     """Raise CorruptCheckpoint if a file has changed; call it when all rows are read. It keeps the files open."""
 
-    def of_rows(self, rows: slice) -> StoredRows:
+    def select_rows(self, rows: slice) -> StoredRows:
         """Return the location of some of the rows."""
         return replace(self, files=self.files[rows], offsets=self.offsets[rows])
 

@@ -28,10 +28,10 @@ class StreamedWeight:
     conversion."""
     packed: PackedWeight | None = None
     """Packed form from an earlier start; None if it has to be packed."""
-    keep: Callable[[PackedWeight], None] | None = None
+    save_packed: Callable[[PackedWeight], None] | None = None
     """Keep the packed form for later starts; None if it is not to be kept."""
 
-    def whole(self) -> Tensor | QuantizedWeight:
+    def all_rows(self) -> Tensor | QuantizedWeight:
         """Return all rows at once, for code that does not pack them."""
         return self.rows(0, self.shape[0])
 

@@ -130,7 +130,7 @@ class BlockPool:
         """
         return (group_id, block_hash) in self._evicted
 
-    def forget_names(self) -> int:
+    def forget_hashes(self) -> int:
         """Forget all content: cached blocks become free, used ones stay their holders'.
 
         Returns:
@@ -206,7 +206,15 @@ class BlockTable:
     ```
     """
 
-    __slots__ = ("block_tokens", "first_held", "num_named", "num_promised", "num_reported", "num_tokens", "rows")
+    __slots__ = (
+        "block_tokens",
+        "first_held",
+        "num_hashed_tokens",
+        "num_promised",
+        "num_reported",
+        "num_tokens",
+        "rows",
+    )
 
     def __init__(self, rows: list[list[int]], first_held: list[int], block_tokens: Sequence[int]) -> None:
         self.rows = rows
@@ -216,7 +224,7 @@ class BlockTable:
         self.num_tokens = 0
         self.num_reported = [0] * len(rows)
         """Entries that the runner knows, per row."""
-        self.num_named = 0
+        self.num_hashed_tokens = 0
         """Tokens of whole pages whose full blocks went into the prefix cache or came from it."""
         self.num_promised = 0
         """Blocks that admission reserved to compute everything known then."""

@@ -70,7 +70,7 @@ class ContiguousReservation:
         """Raise an error: without a prefix cache nothing is fetched into it."""
         raise AssertionError(f"{num_tokens} tokens to hold in contiguous runs, behind {cached.num_tokens}")
 
-    def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
+    def open_prefix(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
         """Raise an error, as num_to_hold does."""
         raise AssertionError(f"{num_tokens} tokens to hold in contiguous runs, behind {cached.num_tokens}")
 

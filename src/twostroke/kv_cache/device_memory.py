@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-LEAST_RESERVE_BYTES = 64 << 20
+MIN_RESERVE_BYTES = 64 << 20
 """Least reserve, for allocator rounding, and for kernels that are first loaded while serving."""
 RESERVED_SHARE_OF_STEP = 8
 """Divisor of the largest step's bytes for an additional reserve: steps of other shapes leave other gaps."""
@@ -22,10 +22,10 @@ RESERVED_SHARE_OF_STEP = 8
 def reserve_bytes(step_bytes: int) -> int:
     """Return the bytes to keep free in addition to all that was measured.
 
-    >>> reserve_bytes(0) == LEAST_RESERVE_BYTES, reserve_bytes(1 << 30) == LEAST_RESERVE_BYTES + (1 << 27)
+    >>> reserve_bytes(0) == MIN_RESERVE_BYTES, reserve_bytes(1 << 30) == MIN_RESERVE_BYTES + (1 << 27)
     (True, True)
     """
-    return LEAST_RESERVE_BYTES + -(-step_bytes // RESERVED_SHARE_OF_STEP)
+    return MIN_RESERVE_BYTES + -(-step_bytes // RESERVED_SHARE_OF_STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

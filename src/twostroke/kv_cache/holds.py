@@ -92,9 +92,9 @@ class KVHolds:
             num_tokens: of the prefix.
         """
         assert hold_id not in self._tables, f"hold {hold_id} is not new"
-        table = self._tables[hold_id] = self._reservation.open_for(cached, num_tokens)
-        named = (table.num_named // size for size in table.block_tokens)
-        first_missing = tuple(max(*firsts) for firsts in zip(table.first_held, named, strict=True))
+        table = self._tables[hold_id] = self._reservation.open_prefix(cached, num_tokens)
+        hashed = (table.num_hashed_tokens // size for size in table.block_tokens)
+        first_missing = tuple(max(*firsts) for firsts in zip(table.first_held, hashed, strict=True))
         rows = tuple(tuple(row) for row in table.rows)
         return KVImport(num_tokens, cached.num_tokens, rows, first_missing)
 
@@ -109,7 +109,7 @@ class KVHolds:
         assert hold_id not in self._tables, f"hold {hold_id} is not new"
         whole = self._layout.prefix_tokens
         table.num_tokens = table.num_tokens // whole * whole
-        table.num_named = min(table.num_named, table.num_tokens)
+        table.num_hashed_tokens = min(table.num_hashed_tokens, table.num_tokens)
         self._reservation.shrink(table, table.num_tokens)
         self._tables[hold_id] = table
 

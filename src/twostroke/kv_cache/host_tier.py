@@ -48,7 +48,7 @@ class HostTier:
 
     def __init__(self, pool: BlockPool, num_slots: int) -> None:
         self._pool = pool
-        pool.on_evict = self.evicted
+        pool.on_evict = self.on_eviction
         self.num_slots = num_slots
         self.num_stored = 0
         """Blocks stored to host memory so far."""
@@ -61,9 +61,9 @@ class HostTier:
         self._stores: list[KVStore] = []
         self._loads: list[KVLoad] = []
         self._prefetches: list[KVLoad] = []
-        self._coming: list[KVLoad] = []
+        self._prefetching: list[KVLoad] = []
         """Prefetches in flight; their blocks have one reference and cannot be found yet."""
-        self._are_coming_forgotten = False
+        self._drops_prefetches = False
 
     def __contains__(self, key: object) -> bool:
         return key in self._slots
@@ -76,9 +76,9 @@ class HostTier:
     @property
     def held_block_ids(self) -> list[int]:
         """Blocks of the pool that are being filled during a pass."""
-        return [load.block_id for load in (*self._prefetches, *self._coming)]
+        return [load.block_id for load in (*self._prefetches, *self._prefetching)]
 
-    def evicted(self, key: BlockKey, block_id: int) -> None:
+    def on_eviction(self, key: BlockKey, block_id: int) -> None:
         """Store the content of an evicted block of the pool, if there is a slot."""
         if key in self._slots:
             self._slots.move_to_end(key)
@@ -102,19 +102,20 @@ class HostTier:
         self._pool.free([load.block_id for load in reversed(loads)])  # the last entry is evicted first
 
     def prefetch(self, keys: Sequence[BlockKey]) -> None:
-        """Load each key during the pass of the step that is being decided; `arrive` makes the blocks findable."""
+        """Load each key during the pass of the step that is being decided; `cache_prefetched` makes the blocks
+        findable."""
         self._prefetches += self._planned(keys)
 
-    def arrive(self) -> None:
+    def cache_prefetched(self) -> None:
         """Cache the prefetched blocks: every step decided from now on runs after their copies."""
-        coming, self._coming = self._coming, []
+        coming, self._prefetching = self._prefetching, []
         for load in coming:
-            if not self._are_coming_forgotten:
+            if not self._drops_prefetches:
                 self._pool.name(load.block_id, load.group_id, load.block_hash)
         self._pool.free([load.block_id for load in reversed(coming)])
-        self._are_coming_forgotten = False
+        self._drops_prefetches = False
 
-    def take(self, *, runs: bool) -> KVMoves | None:
+    def take_moves(self, *, runs: bool) -> KVMoves | None:
         """Return the copies of a step that was just decided.
 
         A step that does not run gets none: stores and loads wait for the next one, and prefetches during its pass
@@ -128,7 +129,7 @@ class HostTier:
             return None
         moves = KVMoves(tuple(self._stores), tuple(self._loads), tuple(self._prefetches))
         self.num_loaded += len(moves.loads) + len(moves.prefetches)
-        self._coming += self._prefetches
+        self._prefetching += self._prefetches
         for copies in (self._stores, self._loads, self._prefetches):
             copies.clear()
         self._guarded.clear()
@@ -143,7 +144,7 @@ class HostTier:
             (self._forgotten if key in self._guarded else self._free).append(slot)
         self._slots.clear()
         self._guarded.clear()
-        self._are_coming_forgotten = True
+        self._drops_prefetches = True
         return num_names
 
     def _planned(self, keys: Sequence[BlockKey]) -> list[KVLoad]:
@@ -186,7 +187,7 @@ class TwoTierPrefixCache(SharedPrefixCache):
 
     def finish_prefetches(self) -> None:
         """Make blocks findable that were prefetched during earlier passes: later passes begin when they are there."""
-        self._host.arrive()
+        self._host.cache_prefetched()
 
     def load(self, cached: CachedPrefix, block_hashes: Sequence[bytes]) -> None:
         """Load the offloaded blocks of a prefix, filled before the pass of the next step that runs.
@@ -215,7 +216,7 @@ class TwoTierPrefixCache(SharedPrefixCache):
 
     def take_moves(self, *, runs: bool) -> KVMoves | None:
         """Return the host memory copies of a step that was just decided; `runs` is False for an empty step."""
-        return self._host.take(runs=runs)
+        return self._host.take_moves(runs=runs)
 
     @property
     def held_block_ids(self) -> Sequence[int]:

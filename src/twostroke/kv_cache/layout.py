@@ -38,10 +38,10 @@ MAX_WASTE = 0.04
 _TYPICAL_TOKENS = (128, 512, 2048)
 """Lengths of the requests for which a division is chosen. Their waste is within 0.7 percentage points of the waste of
 the skewed workload (benchmarks/reproduce/skewed.py), for all sizes of Gemma 3."""
-_MOST_PARTS = 4
+_MAX_PARTS = 4
 """Limit of a block's size as a multiple of a page of the largest group, and of a page's size as a fraction of the
 requested block size."""
-_MOST_STEPS = MAX_LAYERS
+_MAX_STEPS = MAX_LAYERS
 """Sizes of a block that are tried up to that of the largest group; every size, if layers differ only in the window."""
 
 
@@ -134,7 +134,9 @@ class KVLayout:
 
     def for_ranks(self, num_ranks: int, num_ranks_here: int) -> KVLayout:
         """Return the layout of each of `num_ranks` ranks, if this is the layout of each of `num_ranks_here`."""
-        groups = (replace(group, spec=group.spec.of_all(num_ranks_here).of_rank(num_ranks)) for group in self.groups)
+        groups = (
+            replace(group, spec=group.spec.for_all_ranks(num_ranks_here).for_rank(num_ranks)) for group in self.groups
+        )
         return replace(self, groups=tuple(groups))
 
     def tokens_per_block(self, group: KVGroup) -> int:
@@ -281,8 +283,8 @@ def _division(kinds: Sequence[tuple[int, int | None]], block_size: int) -> tuple
     limit = max(MAX_WASTE, 2 * _waste(kinds, [(block_size, size * block_size) for size, _ in kinds]))
     least: tuple[float, int, list[int]] | None = None
     page_size = block_size
-    while page_size and page_size * _MOST_PARTS >= block_size:
-        for in_all in range(largest, _MOST_PARTS * largest + 1, max(1, largest // _MOST_STEPS)):
+    while page_size and page_size * _MAX_PARTS >= block_size:
+        for in_all in range(largest, _MAX_PARTS * largest + 1, max(1, largest // _MAX_STEPS)):
             pages = [in_all // size for size, _ in kinds]
             waste = _waste(kinds, [(n * page_size, in_all * page_size) for n in pages])
             if waste <= limit:

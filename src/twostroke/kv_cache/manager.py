@@ -148,7 +148,7 @@ class KVCacheManager:
     def cache_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
         """Make the full blocks of the first `num_tokens` tokens, which are computed and final, findable."""
         table = self._tables[request_id]
-        if self._prefix_cache is None or num_tokens - table.num_named < self._block_size:
+        if self._prefix_cache is None or num_tokens - table.num_hashed_tokens < self._block_size:
             return
         end = min(num_tokens // self._block_size, len(block_hashes)) * self._block_size
         self._prefix_cache.cache_full_blocks(table, block_hashes, end)
@@ -303,7 +303,7 @@ class KVCacheManager:
         self._reservation.check_invariants(tables)
         for request_id, table in self._tables.items():
             assert table.num_tokens <= table.num_slots, f"{request_id}: {table.num_tokens} > {table.num_slots}"
-            assert table.num_named <= table.num_tokens, f"{request_id}: named more than computed"
+            assert table.num_hashed_tokens <= table.num_tokens, f"{request_id}: named more than computed"
 
 
 def _parts(

@@ -116,9 +116,9 @@ class SharedPrefixCache:
         """
         for group_id, (per_block, size) in enumerate(zip(self._pages, table.block_tokens, strict=True)):
             row = table.rows[group_id]
-            for entry in range(max(table.first_held[group_id], table.num_named // size), num_tokens // size):
+            for entry in range(max(table.first_held[group_id], table.num_hashed_tokens // size), num_tokens // size):
                 self._pool.name(row[entry], group_id, block_hashes[(entry + 1) * per_block - 1])
-        table.num_named = max(table.num_named, num_tokens)
+        table.num_hashed_tokens = max(table.num_hashed_tokens, num_tokens)
 
     def _names(self, entries: Sequence[tuple[int, int]], block_hashes: Sequence[bytes]) -> list[BlockKey]:
         """Return the keys of (KV group, entry); a block's hash is that of its last page."""
@@ -126,7 +126,7 @@ class SharedPrefixCache:
 
     def forget(self) -> int:
         """Forget all keys; return how many there were."""
-        return self._pool.forget_names()
+        return self._pool.forget_hashes()
 
     def find_context(self, block_hashes: Sequence[bytes], page: int) -> tuple[tuple[int, ...], ...] | None:
         """Return the block tables that the queries of a page see; None if a block is gone.

@@ -43,13 +43,13 @@ class Reservation(Protocol):
         ...
 
     def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
-        """Return the blocks that `open_for` takes from the free ones, and the blocks that its table holds.
+        """Return the blocks that `open_prefix` takes from the free ones, and the blocks that its table holds.
 
         The difference is shared with other requests, which may release them at any time.
         """
         ...
 
-    def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
+    def open_prefix(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
         """Return a table for the first `num_tokens` tokens, whole blocks, as far as the next query sees them.
 
         It begins with the cached prefix; the rest is allocated. There must be as many free blocks as num_to_hold
@@ -122,7 +122,7 @@ class PagedReservation:
         assert not any(IN_HOST in row for row in cached.rows), f"{cached.offloaded} are not loaded"
         self._pool.share(cached.block_ids)
         table = BlockTable([list(row) for row in cached.rows], list(cached.first_held), self._block_tokens)
-        table.num_tokens = table.num_named = cached.num_tokens
+        table.num_tokens = table.num_hashed_tokens = cached.num_tokens
         return table
 
     def num_to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[int, int]:
@@ -132,7 +132,7 @@ class PagedReservation:
         num_revived = sum(self._pool.ref_count(block_id) == 0 for row in held for block_id in row)
         return num_new + num_revived, num_new + sum(map(len, held))
 
-    def open_for(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
+    def open_prefix(self, cached: CachedPrefix, num_tokens: int) -> BlockTable:
         """Return a table for the first `num_tokens` tokens.
 
         ```
@@ -152,7 +152,7 @@ class PagedReservation:
             rows.append([NO_BLOCK] * first_held[-1] + found)
         table = BlockTable(rows, first_held, self._block_tokens)
         table.num_tokens = num_tokens
-        table.num_named = min(num_tokens, cached.num_tokens)
+        table.num_hashed_tokens = min(num_tokens, cached.num_tokens)
         return table
 
     def _to_hold(self, cached: CachedPrefix, num_tokens: int) -> tuple[list[list[int]], list[range]]:
@@ -215,7 +215,9 @@ class PagedReservation:
                         stays         is freed
         ```
         """
-        assert num_tokens >= table.num_named, f"{num_tokens} tokens kept, {table.num_named} are in the prefix cache"
+        assert num_tokens >= table.num_hashed_tokens, (
+            f"{num_tokens} tokens kept, {table.num_hashed_tokens} are in the prefix cache"
+        )
         num_kept = [self._layout.num_blocks_of_prefix(group, num_tokens) for group in self._layout.groups]
         if any(num < len(row) for num, row in zip(num_kept, table.rows, strict=True)):
             self._pool.free(table.tail_first(num_tokens))

@@ -16,7 +16,7 @@ QUARANTINE_SHARE = 128
 in each KV group."""
 
 
-class KVRoom(Protocol):
+class KVMemoryLimit(Protocol):
     """Memory available for KV and its derivation: of the host (FreeMemory), or of a card (DeviceMemory)."""
 
     @property
@@ -114,7 +114,7 @@ class KVDemand:
 
 
 def size_kv_cache(
-    layout: KVLayout, config: CacheConfig, demand: KVDemand, memory: KVRoom, bytes_beside_block: int = 0
+    layout: KVLayout, config: CacheConfig, demand: KVDemand, memory: KVMemoryLimit, bytes_beside_block: int = 0
 ) -> KVSizing:
     """Decide the number of blocks and the longest request.
 
@@ -218,7 +218,7 @@ def blocks_of_request(layout: KVLayout, config: CacheConfig, num_tokens: int, ma
     return layout.peak_blocks(num_tokens, max_tokens_per_step)
 
 
-def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVRoom, num_scratch: int, per_block: int) -> int:
+def _num_blocks(layout: KVLayout, config: CacheConfig, memory: KVMemoryLimit, num_scratch: int, per_block: int) -> int:
     """Return the blocks of the pool, not counting `num_scratch` blocks outside it."""
     usable, default = memory.usable_bytes, memory.default_bytes
     scratch_bytes = num_scratch * layout.bytes_per_block

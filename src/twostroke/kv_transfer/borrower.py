@@ -15,6 +15,14 @@ from twostroke.kernels.head_order import HeadOrder
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.address import connect
+from twostroke.kv_transfer.block_import import (
+    BlockImport,
+    BlockReading,
+    BlockTransfer,
+    LentBlocks,
+    SocketTransfer,
+    make_block_import,
+)
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.frames import (
     FROM_LENDER,
@@ -29,12 +37,11 @@ from twostroke.kv_transfer.frames import (
     TransferBroken,
     Valid,
     Waiting,
-    framed,
+    encode_frame,
     receive,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
 from twostroke.kv_transfer.in_process import memory_here
-from twostroke.kv_transfer.intake import BlockReading, Bringing, Intake, LentBlocks, Sent, intake
 from twostroke.kv_transfer.memory import KVMemory, SharedMapping
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.kv_transfer.transport import Fetched, KVSource
@@ -43,7 +50,7 @@ from twostroke.plain_words import reason_of
 
 log = get_logger(__name__)
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 """Seconds a lender may be silent; while it computes it sends Waiting once a second."""
 
 
@@ -56,7 +63,7 @@ class KVBorrower:
         reading: how lenders' blocks of another size or format are read.
         clock: in seconds.
         allows_drift: whether to accept KV computed with other numerics.
-        patience_s: seconds a lender may be silent.
+        timeout_s: seconds a lender may be silent.
         nixl: reads from lenders that use NIXL; closed with the borrower.
     """
 
@@ -68,10 +75,10 @@ class KVBorrower:
         reading: BlockReading,
         clock: Callable[[], float],
         allows_drift: bool = False,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
         nixl: NixlAgent | None = None,
     ) -> None:
-        self._side = _BorrowerState(memory, geometry, reading, _MappedMemories(nixl), clock, allows_drift, patience_s)
+        self._side = _BorrowerState(memory, geometry, reading, _MappedMemories(nixl), clock, allows_drift, timeout_s)
 
     def fetch(
         self, source: KVSource, into: KVImport, digest: bytes, is_done: Callable[[Fetched], object]
@@ -83,7 +90,7 @@ class KVBorrower:
             is_done(task.run(source, into, digest))
 
         threading.Thread(target=run, daemon=True, name="twostroke-fetch").start()
-        return task.give_up
+        return task.cancel
 
     def close(self) -> None:
         """Unmap the memory that lenders have shared."""
@@ -98,7 +105,7 @@ class _MappedMemories:
         nixl: reads from lenders that use NIXL.
     """
 
-    _MOST = 8
+    _MAX_SIZE = 8
     """Most processes whose memory stays mapped."""
 
     def __init__(self, nixl: NixlAgent | None) -> None:
@@ -116,7 +123,7 @@ class _MappedMemories:
                 for descriptor in descriptors:
                     os.close(descriptor)
             self._known[epoch] = mapping
-            while len(self._known) > self._MOST:  # a reader keeps its mapping alive
+            while len(self._known) > self._MAX_SIZE:  # a reader keeps its mapping alive
                 del self._known[next(iter(self._known))]
             return mapping
 
@@ -138,7 +145,7 @@ class _BorrowerState:
     memories: _MappedMemories
     clock: Callable[[], float]
     allows_drift: bool
-    patience_s: float
+    timeout_s: float
 
 
 class _PrefixFetch:
@@ -153,7 +160,7 @@ class _PrefixFetch:
         self._first_byte_s = 0.0
         self._busy_s = 0.0
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the fetch; may be called from any thread."""
         with self._lock:
             self._is_given_up = True
@@ -165,8 +172,8 @@ class _PrefixFetch:
         """Run the fetch to its end and return the outcome, including any failure."""
         drift = ""
         try:
-            with connect(source.address, self._side.patience_s) as connection:
-                connection.settimeout(self._side.patience_s)
+            with connect(source.address, self._side.timeout_s) as connection:
+                connection.settimeout(self._side.timeout_s)
                 with self._lock:
                     self._connection = connection
                     if self._is_given_up:
@@ -174,7 +181,7 @@ class _PrefixFetch:
                 drift = self._fetch(connection, source, into, digest)
             problem = ""
         except TimeoutError:
-            problem = f"{source.address} has said nothing for {self._side.patience_s:g} s"
+            problem = f"{source.address} has said nothing for {self._side.timeout_s:g} s"
         except (OSError, EngineError) as error:
             problem = "it was given up" if self._is_given_up else f"{source.address}: {error}"
         except Exception as error:  # otherwise the request would wait for ever
@@ -188,19 +195,21 @@ class _PrefixFetch:
     def _fetch(self, connection: Connection, source: KVSource, into: KVImport, digest: bytes) -> str:
         """Fetch all entries; return how the lender's numerics differ."""
         their_size = source.block_size or self._side.memory.layout.block_size
-        question = self._question(source, into, their_size)
+        question = self._fetch_request(source, into, their_size)
         num_blocks = question.num_blocks
-        connection.sendall(framed(question))
+        connection.sendall(encode_frame(question))
         terms, lent = self._receive_terms(connection, source, their_size)
-        with self._bringing(connection, terms, lent) as bringing:
-            block_import = intake(self._side.memory, lent, into, question.first_entries, self._side.reading, bringing)
+        with self._bringing(connection, terms, lent) as transfer:
+            block_import = make_block_import(
+                self._side.memory, lent, into, question.first_entries, self._side.reading, transfer
+            )
             num_entries, theirs_digest = self._receive_all(connection, block_import, num_blocks)
         if num_entries != num_blocks or theirs_digest != digest:
             raise TransferBroken(
                 f"it has sent {num_entries} of {num_blocks} entries, of the prefix {theirs_digest.hex()}; "
                 f"{digest.hex()} was asked for."
             )
-        connection.sendall(framed(Copied()))
+        connection.sendall(encode_frame(Copied()))
         match receive(connection, FROM_LENDER):
             case Valid():
                 return self._side.geometry.drift(terms.geometry)
@@ -209,17 +218,17 @@ class _PrefixFetch:
             case other:
                 raise TransferBroken(f"unexpected: {type(other).__name__}")
 
-    def _receive_all(self, connection: Connection, block_import: Intake, num_blocks: int) -> tuple[int, bytes]:
+    def _receive_all(self, connection: Connection, block_import: BlockImport, num_blocks: int) -> tuple[int, bytes]:
         """Store all entries that the lender sends; return their number and the hash of the last block."""
-        due = _Due(num_blocks, self._side.memory.num_layers)
+        due = _ExpectedEntries(num_blocks, self._side.memory.num_layers)
         while True:
             match receive(connection, FROM_LENDER):
                 case EntriesReady() as ready:
                     if not self._first_byte_s:
                         self._first_byte_s = self._side.clock()
-                    due.pass_by(ready)
+                    due.advance(ready)
                     begin_s = self._side.clock()
-                    self._num_bytes += block_import.take(ready)
+                    self._num_bytes += block_import.import_entries(ready)
                     self._busy_s += self._side.clock() - begin_s
                 case Waiting():
                     pass
@@ -230,15 +239,15 @@ class _PrefixFetch:
                 case other:
                     raise TransferBroken(f"unexpected: {type(other).__name__}")
 
-    def _bringing(self, connection: Connection, terms: Terms, lent: LentBlocks) -> Bringing:
+    def _bringing(self, connection: Connection, terms: Terms, lent: LentBlocks) -> BlockTransfer:
         """Return the transfer to use where memory is not shared."""
         if self._side.memories.nixl is None or terms.remote is None:
-            return Sent(connection)
+            return SocketTransfer(connection)
         if len(terms.remote.addresses) != lent.num_ranks:
             raise TransferBroken(f"memory of {len(terms.remote.addresses)} ranks; it has {lent.num_ranks}.")
         return self._side.memories.nixl.reading(terms.remote, lent.layout, terms.num_bytes_shared)
 
-    def _question(self, source: KVSource, into: KVImport, their_size: int) -> Fetch:
+    def _fetch_request(self, source: KVSource, into: KVImport, their_size: int) -> Fetch:
         if into.num_tokens % their_size:
             raise TransferBroken(f"{into.num_tokens} tokens are no whole pages of {their_size}.")
         return Fetch(
@@ -324,7 +333,7 @@ def _with_blocks_of(geometry: KVGeometry, layout: KVLayout) -> KVLayout:
     return replace(layout, block_size=geometry.block_size, groups=tuple(groups))
 
 
-class _Due:
+class _ExpectedEntries:
     """The expected order of entries: part by part, and all layers in order in each part.
 
     Checking it ensures that nothing is missing at the end, and nothing is counted twice.
@@ -338,7 +347,7 @@ class _Due:
         self.entry = 0
         """First entry that has not arrived in all layers."""
 
-    def pass_by(self, ready: EntriesReady) -> None:
+    def advance(self, ready: EntriesReady) -> None:
         """Check that these entries are next, and move on behind them.
 
         Raises:

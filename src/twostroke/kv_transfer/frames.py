@@ -127,7 +127,7 @@ FROM_BORROWER: msgspec.msgpack.Decoder[BorrowerFrame] = msgspec.msgpack.Decoder(
 _Said = TypeVar("_Said")
 
 
-def framed(frame: LenderFrame | BorrowerFrame) -> bytes:
+def encode_frame(frame: LenderFrame | BorrowerFrame) -> bytes:
     """Return the encoded frame with its length prefix."""
     body = _ENCODER.encode(frame)
     return _LENGTH.pack(len(body)) + body
@@ -162,7 +162,7 @@ def send_pieces(connection: Connection, pieces: Sequence[memoryview]) -> None:
     for batch in _batches(pieces):
         left = batch
         while left:
-            left = _behind(left, connection.sendmsg(left))
+            left = _remaining(left, connection.sendmsg(left))
 
 
 def receive_pieces(connection: Connection, places: Sequence[memoryview]) -> None:
@@ -178,7 +178,7 @@ def receive_pieces(connection: Connection, places: Sequence[memoryview]) -> None
             num_bytes = connection.recvmsg_into(left)[0]
             if not num_bytes:
                 raise TransferBroken("the other side has closed the connection.")
-            left = _behind(left, num_bytes)
+            left = _remaining(left, num_bytes)
 
 
 _BATCH_PIECES = 64
@@ -201,7 +201,7 @@ def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         yield batch
 
 
-def _behind(batch: list[memoryview], num_bytes: int) -> list[memoryview]:
+def _remaining(batch: list[memoryview], num_bytes: int) -> list[memoryview]:
     """Return what is left of a batch after `num_bytes` bytes."""
     for index, piece in enumerate(batch):
         if num_bytes < len(piece):

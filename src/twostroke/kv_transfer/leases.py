@@ -52,7 +52,7 @@ class Lease:
     """Layers ready in the last part; earlier parts are ready in all layers."""
     digest: bytes = b""
     """Hash of the last block, which covers all tokens before it; empty: not complete."""
-    trouble: str = ""
+    failure: str = ""
     """Reason why the lease is dead; empty: it is valid."""
     num_readers: int = 0
     is_returned: bool = False
@@ -75,7 +75,7 @@ class LeaseBook:
         self._num_layers = num_layers
         self._lease_s = lease_s
         self._leases: dict[int, Lease] = {}
-        self._over: dict[int, None] = {}
+        self._ended: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -117,18 +117,18 @@ class LeaseBook:
         lease.digest = digest
         lease.expires_s = now_s + self._lease_s
 
-    def kill(self, lease_id: int, trouble: str) -> None:
+    def invalidate(self, lease_id: int, failure: str) -> None:
         """Declare a lease dead, so that what was read under it is discarded. A lease that has ended or is dead stays
         so."""
         lease = self._leases.get(lease_id)
-        if lease is not None and not lease.trouble:
-            lease.trouble = trouble
+        if lease is not None and not lease.failure:
+            lease.failure = failure
 
-    def invalidate_incomplete(self, trouble: str) -> None:
+    def invalidate_incomplete(self, failure: str) -> None:
         """Declare dead all leases that are still being computed."""
         for lease_id, lease in self._leases.items():
             if not lease.is_complete:
-                self.kill(lease_id, trouble)
+                self.invalidate(lease_id, failure)
 
     def open(self, lease_id: int) -> Lease | None:
         """Add a reader to a lease; None: the lease has ended or was never granted."""
@@ -141,39 +141,39 @@ class LeaseBook:
     def is_over(self, lease_id: int) -> bool:
         """Return whether a lease was granted and has ended; leases that ended long ago are forgotten."""
         lease = self._leases.get(lease_id)
-        return lease_id in self._over if lease is None else lease.is_returned
+        return lease_id in self._ended if lease is None else lease.is_returned
 
     def close(self, lease: Lease) -> None:
         """Remove a reader, whatever it has read."""
         lease.num_readers -= 1
 
-    def progress(self, lease: Lease, now_s: float) -> None:
+    def renew(self, lease: Lease, now_s: float) -> None:
         """Extend a lease whose reader makes progress; a dead lease stays dead."""
-        if not lease.trouble:
+        if not lease.failure:
             lease.expires_s = now_s + self._lease_s
 
     def settle(self, lease: Lease) -> str:
         """Return the lease after a reader has read everything; return why the bytes are invalid, or an empty string."""
-        if not lease.trouble:
+        if not lease.failure:
             lease.is_returned = True
-        return lease.trouble
+        return lease.failure
 
     def reap(self, now_s: float) -> list[int]:
         """Remove and return ended leases: returned, dead, or complete and expired. Looks at all leases each time."""
         over: list[int] = []
         for lease_id, lease in list(self._leases.items()):
-            if lease.is_complete and now_s >= lease.expires_s and not lease.trouble:
-                lease.trouble = "its time was over"
-            if (lease.is_returned or lease.trouble) and not lease.num_readers:
+            if lease.is_complete and now_s >= lease.expires_s and not lease.failure:
+                lease.failure = "its time was over"
+            if (lease.is_returned or lease.failure) and not lease.num_readers:
                 del self._leases[lease_id]
                 over.append(lease_id)
-        self._over.update(dict.fromkeys(over))
-        while len(self._over) > _MAX_ENDED_LEASES:
-            del self._over[next(iter(self._over))]
+        self._ended.update(dict.fromkeys(over))
+        while len(self._ended) > _MAX_ENDED_LEASES:
+            del self._ended[next(iter(self._ended))]
         return over
 
 
-class LendingSide:
+class LenderSide:
     """The lending side of an engine: keeps the leases and notifies their readers. Called in the engine's thread.
 
     Args:
@@ -191,35 +191,35 @@ class LendingSide:
         """Grant a lease of `num_blocks` pages per KV group to a request that has arrived."""
         with self._lock:
             self._book.grant(lease_id, num_blocks, self._clock())
-            self._tell_readers(lease_id)
+            self._notify_readers(lease_id)
 
     def begin_part(self, lease_id: int, rows: Sequence[Sequence[int]], end: int, *, is_computed: bool) -> None:
         """Add pages that are filled, or that the next step fills; see LeaseBook."""
         with self._lock:
             self._book.begin_part(lease_id, rows, end, is_computed=is_computed)
-            self._tell_readers(lease_id)
+            self._notify_readers(lease_id)
 
     def layer_ready(self, lease_ids: Sequence[int], num_layers: int) -> None:
         """Record how many layers of the last parts the current step has written."""
         with self._lock:
             for lease_id in lease_ids:
                 self._book.layer_ready(lease_id, num_layers)
-                self._tell_readers(lease_id)
+                self._notify_readers(lease_id)
 
     def complete(self, lease_id: int, digest: bytes) -> None:
         """Record that all entries are final and on loan; `digest` is the hash of the last block."""
         with self._lock:
             self._book.complete(lease_id, digest, self._clock())
-            self._tell_readers(lease_id)
+            self._notify_readers(lease_id)
 
-    def kill(self, lease_id: int, trouble: str) -> None:
+    def invalidate(self, lease_id: int, failure: str) -> None:
         """Declare a lease dead; its readers discard what they read."""
         with self._lock:
-            self._book.kill(lease_id, trouble)
-            self._tell_readers(lease_id)
+            self._book.invalidate(lease_id, failure)
+            self._notify_readers(lease_id)
 
     def close(self) -> None:
         """Stop serving borrowers."""
 
-    def _tell_readers(self, lease_id: int) -> None:
+    def _notify_readers(self, lease_id: int) -> None:
         """Notify the readers of a lease of a change; the lock is held."""

@@ -26,19 +26,19 @@ from twostroke.kv_transfer.frames import (
     TransferBroken,
     Valid,
     Waiting,
-    framed,
+    encode_frame,
     receive,
     send_pieces,
 )
 from twostroke.kv_transfer.geometry import KVGeometry
-from twostroke.kv_transfer.leases import Lease, LeaseBook, LendingSide
+from twostroke.kv_transfer.leases import Lease, LeaseBook, LenderSide
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 """Seconds a peer may send nothing, or accept nothing."""
 WAITING_EVERY_S = 1.0
 _REST_BYTES = 4096
@@ -47,7 +47,7 @@ REAPS_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class PoolToLend:
+class LendableMemory:
     """KV memory of an engine, and how borrowers read it."""
 
     memory: KVMemory
@@ -58,10 +58,10 @@ class PoolToLend:
     """Places of tokens in a head of its pages, per KV group, for borrowers of another format."""
 
 
-class KVLender(LendingSide):
+class KVLender(LenderSide):
     """The lending side of an engine: serves borrowers the KV that the engine's thread announces; `close` it.
 
-    The engine's thread calls `grant`, `begin_part`, `layer_ready`, `complete` and `kill`; none of them blocks.
+    The engine's thread calls `grant`, `begin_part`, `layer_ready`, `complete` and `invalidate`; none of them blocks.
 
     Args:
         pool: the memory that is lent.
@@ -69,18 +69,18 @@ class KVLender(LendingSide):
         epoch: of this process.
         clock: in seconds.
         is_over: called for each lease that will not be read any more, in a thread of the lender.
-        patience_s: seconds a borrower may send nothing, or accept nothing.
+        timeout_s: seconds a borrower may send nothing, or accept nothing.
     """
 
     def __init__(
         self,
-        pool: PoolToLend,
+        pool: LendableMemory,
         geometry: KVGeometry,
         *,
         epoch: int,
         clock: Callable[[], float],
         is_over: Callable[[int], object],
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._mutex = threading.Lock()
         super().__init__(LeaseBook(pool.memory.num_layers), clock, self._mutex)
@@ -93,12 +93,12 @@ class KVLender(LendingSide):
         self._geometry = geometry
         self._epoch = epoch
         self._is_over = is_over
-        self._patience_s = patience_s
+        self._patience_s = timeout_s
         self._granted = threading.Condition(self._mutex)
         """Notified when a lease is granted, or no more will be."""
         self._released = threading.Condition(self._mutex)
         """Notified when a lease or one of its readers ends."""
-        self._news: dict[int, threading.Condition] = {}
+        self._lease_changed: dict[int, threading.Condition] = {}
         """Conditions that notify the readers of a lease, by lease. Each lease has its own: otherwise a layer of one
         prompt would wake up the readers of all others, and they would delay the thread that computes."""
         self._listeners: list[Listener] = []
@@ -120,8 +120,8 @@ class KVLender(LendingSide):
         with self._lock:
             self._granted.notify_all()
 
-    def kill(self, lease_id: int, trouble: str) -> None:
-        super().kill(lease_id, trouble)
+    def invalidate(self, lease_id: int, failure: str) -> None:
+        super().invalidate(lease_id, failure)
         with self._lock:
             self._released.notify_all()
 
@@ -140,17 +140,17 @@ class KVLender(LendingSide):
         with self._lock:
             self._is_closed = True
             self._book.invalidate_incomplete("the process that computed it has stopped")
-            for changed in (self._granted, self._released, *self._news.values()):
+            for changed in (self._granted, self._released, *self._lease_changed.values()):
                 changed.notify_all()
         for listener in self._listeners:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
 
-    def _tell_readers(self, lease_id: int) -> None:
-        news = self._news.get(lease_id)
-        if news is not None:
-            news.notify_all()
+    def _notify_readers(self, lease_id: int) -> None:
+        condition = self._lease_changed.get(lease_id)
+        if condition is not None:
+            condition.notify_all()
 
     # ------------------------------------------------------------------ the lender's own threads
 
@@ -207,8 +207,8 @@ class KVLender(LendingSide):
                 _send(connection, FetchRefused(reason))
                 return
             self._send_terms(connection, fetch)
-            trouble = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
-            _send(connection, FetchRefused(trouble) if trouble else Valid())
+            failure = self._send_parts(connection, fetch, lease) or self._settle(connection, lease)
+            _send(connection, FetchRefused(failure) if failure else Valid())
 
     def _refusal(self, fetch: Fetch) -> str:
         if fetch.protocol != PROTOCOL:
@@ -240,7 +240,7 @@ class KVLender(LendingSide):
                 if never or not self._granted.wait(deadline - self._clock()):
                     break
             if lease is not None:
-                self._news.setdefault(fetch.lease_id, threading.Condition(self._mutex))
+                self._lease_changed.setdefault(fetch.lease_id, threading.Condition(self._mutex))
         try:
             yield lease
         finally:
@@ -248,7 +248,7 @@ class KVLender(LendingSide):
                 with self._lock:
                     self._book.close(lease)
                     if not lease.num_readers:
-                        del self._news[fetch.lease_id]
+                        del self._lease_changed[fetch.lease_id]
                     self._released.notify_all()
 
     def _send_terms(self, connection: Connection, fetch: Fetch) -> None:
@@ -256,7 +256,7 @@ class KVLender(LendingSide):
             _send(connection, Terms(self._geometry, 0, orders=self._orders))
             return
         remote = None if self._nixl is None else self._nixl.facts
-        terms = framed(Terms(self._geometry, self._memory.num_bytes, remote, self._orders))
+        terms = encode_frame(Terms(self._geometry, self._memory.num_bytes, remote, self._orders))
         if self._shared is not None and isinstance(connection, socket.socket):
             socket.send_fds(connection, [terms[:1]], self._shared.descriptors)
             terms = terms[1:]
@@ -269,20 +269,20 @@ class KVLender(LendingSide):
     def _send_parts(self, connection: Connection, fetch: Fetch, lease: Lease) -> str:
         """Send all parts as they become ready; return why the lease failed, or an empty string."""
         index, layer, said_s = 0, 0, self._clock()
-        news = self._news[fetch.lease_id]
+        condition = self._lease_changed[fetch.lease_id]
         is_read = self._reads_memory(fetch)
         while True:
             with self._lock:
                 if not _has_more(lease, index, layer):
-                    news.wait(WAITING_EVERY_S)
-                trouble = lease.trouble
+                    condition.wait(WAITING_EVERY_S)
+                failure = lease.failure
                 part = lease.parts[index] if index < len(lease.parts) else None
                 is_last = index == len(lease.parts) - 1
                 ready = lease.num_layers_ready if is_last else self._memory.num_layers
                 digest = lease.digest if part is None else b""
-                self._book.progress(lease, self._clock())
-            if trouble:
-                return trouble
+                self._book.renew(lease, self._clock())
+            if failure:
+                return failure
             if part is not None and ready > layer:
                 starts = [max(0, first - part.first) for first in fetch.first_entries]
                 rows = part.rows if is_read else ()
@@ -311,7 +311,7 @@ class KVLender(LendingSide):
 
 def _has_more(lease: Lease, index: int, layer: int) -> bool:
     """Return whether there is more to send to a reader that has the layers before `layer` of part `index`."""
-    if lease.trouble or index < len(lease.parts) - 1:
+    if lease.failure or index < len(lease.parts) - 1:
         return True
     if index == len(lease.parts) - 1:
         return lease.num_layers_ready > layer
@@ -319,7 +319,7 @@ def _has_more(lease: Lease, index: int, layer: int) -> bool:
 
 
 def _send(connection: Connection, frame: LenderFrame) -> None:
-    connection.sendall(framed(frame))
+    connection.sendall(encode_frame(frame))
 
 
 def _wait_for_close(connection: Connection) -> None:

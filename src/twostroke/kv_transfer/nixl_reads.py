@@ -39,7 +39,7 @@ POLLS_EVERY_S = 50e-6
 POLL_INTERVAL_S = 200e-6
 """Seconds between a lender's polls: they make connections and, where the system cannot read another process's memory,
 send bytes."""
-_MOST_PEERS = 8
+_MAX_PEERS = 8
 """Lenders to which connections stay open."""
 
 
@@ -101,14 +101,14 @@ class NixlAgent:
             self._num_loans += 1
             if not self._is_polled:
                 self._is_polled = True
-                threading.Thread(target=self._look_after, daemon=True, name="twostroke-nixl").start()
+                threading.Thread(target=self._poll_agent, daemon=True, name="twostroke-nixl").start()
         try:
             yield
         finally:
             with self._lock:
                 self._num_loans -= 1
 
-    def _look_after(self) -> None:
+    def _poll_agent(self) -> None:
         while True:
             with self._lock:
                 if not self._num_loans:
@@ -131,12 +131,12 @@ class NixlAgent:
         with self._lock:
             peer = self._peers.pop(remote.agent, None)
             if peer is None:
-                peer = _Peer(self._ask(self._agent.add_remote_agent, remote.agent))
+                peer = _Peer(self._call(self._agent.add_remote_agent, remote.agent))
             self._peers[remote.agent] = peer
             peer.num_readers += 1
             unused = [agent for agent, other in self._peers.items() if not other.num_readers]
-            for agent in unused[: max(0, len(self._peers) - _MOST_PEERS)]:
-                self._ask(self._agent.remove_remote_agent, self._peers.pop(agent).name)
+            for agent in unused[: max(0, len(self._peers) - _MAX_PEERS)]:
+                self._call(self._agent.remove_remote_agent, self._peers.pop(agent).name)
         return NixlTransfer(self, peer, remote, layout, num_bytes)
 
     def done(self, peer: _Peer) -> None:
@@ -161,14 +161,14 @@ class NixlAgent:
         """
         agent = self._agent
         here, there = (agent.get_xfer_descs(rows, "DRAM") for rows in (places, spans))
-        handle = self._ask(agent.initialize_xfer, "READ", here, there, peer.name)
+        handle = self._call(agent.initialize_xfer, "READ", here, there, peer.name)
         try:
-            state = self._ask(agent.transfer, handle)
+            state = self._call(agent.transfer, handle)
             while state == "PROC":
                 time.sleep(POLLS_EVERY_S)
-                state = self._ask(agent.check_xfer_state, handle)
+                state = self._call(agent.check_xfer_state, handle)
         finally:
-            self._ask(agent.release_xfer_handle, handle)
+            self._call(agent.release_xfer_handle, handle)
         if state != "DONE":
             raise TransferBroken(f"NIXL could not read its memory: {state}.")
 
@@ -177,7 +177,7 @@ class NixlAgent:
         self.forget(self._registered)
 
     @staticmethod
-    def _ask(call: Any, *given: Any) -> Any:
+    def _call(call: Any, *given: Any) -> Any:
         try:
             return call(*given)
         except Exception as error:  # see above
@@ -204,7 +204,7 @@ class NixlTransfer:
         self._staged = self._agent.register(memory)
         return memory
 
-    def bring(
+    def receive_pages(
         self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
     ) -> int:
         num_entries = ready.end - ready.first

@@ -25,7 +25,7 @@ class Sentence:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StoryFigures:
     """Figures of both sides, for use in story texts."""
 
     a: Measured
@@ -49,13 +49,13 @@ class StoryClaim:
     figure: str
     what: str
     """Name of the figure with its unit, as the beginning of a sentence."""
-    rises: bool
+    should_rise: bool
     because: str
     unless: str
     """Reason, shown if the claim holds.
     Reason, shown if the claim does not hold."""
 
-    def told(self, seen: Seen) -> Sentence:
+    def sentence(self, seen: StoryFigures) -> Sentence:
         """Return the figures of both sides, whether the claim holds, and the matching reason."""
         a, b = seen.a[self.figure], seen.b[self.figure]
         if a is None or b is None:
@@ -68,7 +68,7 @@ class StoryClaim:
             told = f"{figures}: {_OVERLAP}"
         else:
             change = f"{figures}, {times(a.median, b.median)}"
-            if (direction > 0) == self.rises:
+            if (direction > 0) == self.should_rise:
                 told = f"{change}. {self.because}"
             elif self.kind == "price":
                 told = f"{change}: a gain here, not a price. {self.unless}"
@@ -89,7 +89,7 @@ class Remark:
     text: str
     otherwise: str
 
-    def told(self, seen: Seen) -> Sentence:
+    def sentence(self, seen: StoryFigures) -> Sentence:
         """Return the text that matches the figures."""
         lower = seen.b[self.lower]
         is_so = lower is not None and (apart(lower, seen.b[self.higher]) > 0 if self.higher else lower.high > 0)

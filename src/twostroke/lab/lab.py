@@ -18,10 +18,10 @@ from twostroke.log import get_logger
 log = get_logger(__name__)
 
 _FIELDS = ("story", "a", "b", "workload")
-ORDER = "abbabaab"
+RUN_ORDER = "abbabaab"
 """Order of the runs: each pair is reversed, so that slow drifts of temperature or load affect both sides equally."""
-MOST_LANES = 24
-MOST_SEGMENTS = 120
+MAX_LANES = 24
+MAX_SEGMENTS = 120
 """Segments that are sent per lane."""
 
 
@@ -54,7 +54,7 @@ class Lab:
         self._status: dict[str, Any] = {"state": "idle"}
         self._number = 0
 
-    def offers(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Return the stories, switches and default workload that can be requested."""
         stories = [story.to_dict() for story in STORIES]
         return {
@@ -102,7 +102,7 @@ class Lab:
                 raise UnknownParameter(name, list(_FIELDS), "an experiment")
         story_name = asked.get("story")
         if story_name is None:
-            parts = {name: _object(name, asked.get(name, {})) for name in ("a", "b", "workload")}
+            parts = {name: _mapping(name, asked.get(name, {})) for name in ("a", "b", "workload")}
             workload = LabWorkload.of(parts["workload"])
             return _Experiment(self._number + 1, None, Side.of(parts["a"]), Side.of(parts["b"]), workload)
         if len(asked) > 1:
@@ -115,7 +115,7 @@ class Lab:
     async def _run(self, experiment: _Experiment) -> None:
         try:
             runs = await self._measure(experiment)
-            results = {name: await asyncio.to_thread(_shown, runs[name]) for name in runs}
+            results = {name: await asyncio.to_thread(_results, runs[name]) for name in runs}
             verdict = _verdict(experiment, runs["a"], runs["b"])
             self._status |= {"state": "done", "doing": "", "results": results, "verdict": verdict}
         except Exception as error:
@@ -143,11 +143,11 @@ class Lab:
             async with asyncio.TaskGroup() as starting:
                 for trial in trials.values():
                     starting.create_task(trial.start())
-            for number, name in enumerate(ORDER):
+            for number, name in enumerate(RUN_ORDER):
 
                 def tell(num_ended: int, number: int = number, name: str = name) -> None:
-                    doing = f"Run {number + 1} of {len(ORDER)}, side {name.upper()}"
-                    done = (number + num_ended / len(requests)) / len(ORDER)
+                    doing = f"Run {number + 1} of {len(RUN_ORDER)}, side {name.upper()}"
+                    done = (number + num_ended / len(requests)) / len(RUN_ORDER)
                     told = {"done": done, "num_ended": num_ended, "num_requests": len(requests)}
                     self._status |= {"doing": doing, "progress": told}
 
@@ -171,28 +171,28 @@ async def _wait_uncancelled(work: asyncio.Future[Any]) -> None:
         raise cancelled
 
 
-def _object(name: str, given: Any) -> Mapping[str, Any]:
+def _mapping(name: str, given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise InvalidParameter(name, given, "must be an object")
     return given
 
 
-def _shown(runs: Sequence[TrialRun]) -> dict[str, Any]:
+def _results(runs: Sequence[TrialRun]) -> dict[str, Any]:
     """Return all figures, and the lanes of the run with the median duration."""
-    figures = {name: None if spread is None else asdict(spread) for name, spread in _together(runs).items()}
+    figures = {name: None if spread is None else asdict(spread) for name, spread in _spreads(runs).items()}
     middle = sorted(runs, key=lambda run: run.figures.duration_s)[(len(runs) - 1) // 2]
     lanes = [
         {
             "id": lane["id"],
-            "segments": lane["segments"][:MOST_SEGMENTS],
-            "num_more": max(0, len(lane["segments"]) - MOST_SEGMENTS),
+            "segments": lane["segments"][:MAX_SEGMENTS],
+            "num_more": max(0, len(lane["segments"]) - MAX_SEGMENTS),
         }
-        for lane in middle.lanes(MOST_LANES)
+        for lane in middle.lanes(MAX_LANES)
     ]
     return {"figures": figures, "lanes": lanes, "num_runs": len(runs), "num_requests": len(middle.token_ids)}
 
 
-def _together(runs: Sequence[TrialRun]) -> Measured:
+def _spreads(runs: Sequence[TrialRun]) -> Measured:
     """Return the figures of all runs of a side."""
     return measured([run.figures for run in runs])
 
@@ -201,7 +201,7 @@ def _verdict(experiment: _Experiment, a: Sequence[TrialRun], b: Sequence[TrialRu
     """Return whether tokens are equal, which figures are apart, and the story's sentences."""
     tokens = Tokens.of([run.token_ids for run in a], [run.token_ids for run in b])
     formats = [side.engine.cache.kv_cache_dtype for side in (experiment.a, experiment.b)]
-    mine, theirs = _together(a), _together(b)
+    mine, theirs = _spreads(a), _spreads(b)
     story = experiment.story
     return {
         "tokens": tokens.told(may_differ=formats[0] != formats[1]),

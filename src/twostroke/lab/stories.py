@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from twostroke.lab.claims import Remark, Seen, Sentence, StoryClaim
+from twostroke.lab.claims import Remark, Sentence, StoryClaim, StoryFigures
 from twostroke.lab.figures import Measured, Tokens
 from twostroke.lab.workload import LabWorkload
 
@@ -46,8 +46,8 @@ class Story:
 
     def tell(self, a: Measured, b: Measured, tokens: Tokens) -> list[Sentence]:
         """Return the sentences about the measured figures."""
-        seen = Seen(a, b, tokens)
-        return [claim.told(seen) for claim in self.claims]
+        seen = StoryFigures(a, b, tokens)
+        return [claim.sentence(seen) for claim in self.claims]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form of a story that has not run."""
@@ -71,7 +71,7 @@ STORIES = (
             StoryClaim(
                 figure="output_tokens_per_s",
                 what="Tokens a second",
-                rises=True,
+                should_rise=True,
                 because="A static batch ends with its longest answer. Until then the slots of finished requests stay "
                 "empty, and waiting requests keep waiting. A continuous batch is formed anew for every step, so a "
                 "free slot is filled in the next step.",
@@ -81,7 +81,7 @@ STORIES = (
             StoryClaim(
                 figure="ttft_p99_ms",
                 what="TTFT p99, ms",
-                rises=False,
+                should_rise=False,
                 because="A waiting request is admitted when any request ends, not when all have ended.",
                 unless="A waiting request is admitted sooner only if some request ends sooner.",
             ),
@@ -89,7 +89,7 @@ STORIES = (
                 kind="price",
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
-                rises=True,
+                should_rise=True,
                 because="Prompts of new requests are computed in the same steps as decodes, and lengthen them. A "
                 "static batch computes all its prompts before it decodes.",
                 unless="Prompts of new requests are computed in the same steps as decodes; short prompts lengthen a "
@@ -116,7 +116,7 @@ STORIES = (
             StoryClaim(
                 figure="longest_gap_ms",
                 what="Longest gap between two tokens of an answer, ms",
-                rises=False,
+                should_rise=False,
                 because="A prompt that is computed in one pass delays all decodes for the whole pass. With chunks, "
                 "each step computes one chunk beside the next tokens of other requests. They wait for one mixed step: "
                 "longer than a step of decodes alone, and much shorter than the whole prompt.",
@@ -127,7 +127,7 @@ STORIES = (
                 kind="price",
                 figure="ttft_p99_ms",
                 what="TTFT p99, ms",
-                rises=True,
+                should_rise=True,
                 because="Long prompts wait longer for their first token: each of their steps also computes tokens of "
                 "other requests, has the fixed cost of a step, and reads the K and V of the earlier chunks again.",
                 unless="The step of a chunk also computes tokens of other requests and has the fixed cost of a step; "
@@ -151,7 +151,7 @@ STORIES = (
             StoryClaim(
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
-                rises=False,
+                should_rise=False,
                 because="{seen[b.cached_share]} of the prompt tokens were found in the cache and not computed. K and V "
                 "of a token depend only on it and the tokens before it, so prompts with the same beginning have the "
                 "same K and V there. Whole blocks are found by a hash of all tokens up to their end, and shared.",
@@ -161,7 +161,7 @@ STORIES = (
             StoryClaim(
                 figure="tpot_p50_ms",
                 what="TPOT p50, ms",
-                rises=False,
+                should_rise=False,
                 because="Steps are shorter because they compute fewer prompt tokens of other requests. A decode reads "
                 "as much K and V as before.",
                 unless="A decode reads as much K and V with the cache as without. Only steps that compute prompts of "
@@ -194,7 +194,7 @@ STORIES = (
             StoryClaim(
                 figure="output_tokens_per_s",
                 what="Tokens a second",
-                rises=True,
+                should_rise=True,
                 because="A pass gave {seen[b.tokens_per_pass]} tokens instead of one. Four draft tokens per pass are "
                 "copied from earlier text, which edits repeat, and are verified together. That is faster than a pass "
                 "for each token, since starting a pass and reading the weights is paid once.",
@@ -226,7 +226,7 @@ STORIES = (
             StoryClaim(
                 figure="most_running",
                 what="Sequences at once",
-                rises=True,
+                should_rise=True,
                 because="The same bytes hold {seen[a.kv_capacity_tokens]} tokens in the model's own type and "
                 "{seen[b.kv_capacity_tokens]} in 8 bits: each value of K and V is quantized to one byte, with a scale "
                 "and a zero point per vector (one per token and head).",
@@ -236,7 +236,7 @@ STORIES = (
             StoryClaim(
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
-                rises=False,
+                should_rise=False,
                 because="Requests that do not wait for memory get their first token sooner.",
                 unless="More sequences share the same processor: requests no longer wait for memory, but each step "
                 "takes longer.",
@@ -245,7 +245,7 @@ STORIES = (
                 kind="price",
                 figure="tpot_p50_ms",
                 what="TPOT p50, ms",
-                rises=True,
+                should_rise=True,
                 because="More sequences share each step, and K and V are dequantized before attention reads them.",
                 unless="K and V are dequantized before attention reads them; that and the fuller steps cost too little "
                 "to see here.",
@@ -275,7 +275,7 @@ STORIES = (
             StoryClaim(
                 figure="ttft_p50_ms",
                 what="TTFT p50, ms",
-                rises=False,
+                should_rise=False,
                 because="A prompt in the prefill pool shares neither steps nor cores with decodes. The router sends a "
                 "prompt there if it predicts an earlier first token, and otherwise leaves it to the decode pool.",
                 unless="A prompt in the prefill pool shares no step with decodes, but it waits for the prompts before "
@@ -284,7 +284,7 @@ STORIES = (
             StoryClaim(
                 figure="itl_p99_ms",
                 what="ITL p99, ms",
-                rises=False,
+                should_rise=False,
                 because="Prompts in the prefill pool are not computed in the steps of decodes.",
                 unless="Prompts in the prefill pool are not computed in the steps of decodes. But the router leaves "
                 "some prompts to the decode pool if that is faster, the gap after each first token includes the "
@@ -294,7 +294,7 @@ STORIES = (
                 kind="price",
                 figure="tokens_per_s_a_process",
                 what="Tokens a second for each engine process",
-                rises=False,
+                should_rise=False,
                 because="Two pools are two processes with twice the cores, and each is idle while it has no prefills "
                 "or no decodes. The transfer of K and V delays the second token, not the first.",
                 unless="Two pools are two processes with twice the cores; here both had enough work. The transfer of "

@@ -18,14 +18,14 @@ from twostroke.explain.recorder import FlightRecorder
 from twostroke.explain.timeline import timeline_of
 from twostroke.lab.figures import Figures, figures_of
 from twostroke.lab.settings import Side
-from twostroke.lab.workload import AskedFor
+from twostroke.lab.workload import LabRequest
 from twostroke.log import get_logger
 from twostroke.outputs import RequestOutput
 from twostroke.sampling_params import SamplingParams
 
 log = get_logger(__name__)
 
-Tell = Callable[[int], object]
+ProgressCallback = Callable[[int], object]
 """Callback for progress; called with the number of requests that have ended."""
 WARM_UP_TOKENS = 8
 
@@ -55,7 +55,7 @@ class TrialRun:
         return lanes
 
 
-class _Notes:
+class _RunEvents:
     """Recorder of an engine's events during one run; a `PackedEventLog`."""
 
     def __init__(self) -> None:
@@ -77,13 +77,13 @@ class Trial:
     """Engine of one side, and the runs on it; its creator must close it in every case."""
 
     def __init__(self, side: Side) -> None:
-        self._notes = _Notes()
+        self._notes = _RunEvents()
         self._num_processes = 1 if side.pools is None else 2
         self._engine: RemoteEngine | PooledEngine
         if side.pools is None:
-            self._engine = RemoteEngine(side.engine, listeners=(self._notes,), on_trouble=_note)
+            self._engine = RemoteEngine(side.engine, listeners=(self._notes,), on_trouble=_log_trouble)
         else:
-            self._engine = PooledEngine(side.engine, side.pools, listeners=(self._notes,), on_trouble=_note)
+            self._engine = PooledEngine(side.engine, side.pools, listeners=(self._notes,), on_trouble=_log_trouble)
 
     async def start(self) -> None:
         """Start the engine and warm it up.
@@ -92,14 +92,14 @@ class Trial:
             SetupError: the engine cannot start with these settings.
         """
         await self._engine.start()
-        warm_up = AskedFor(0.0, "def warm_up():\n", WARM_UP_TOKENS, 0)
+        warm_up = LabRequest(0.0, "def warm_up():\n", WARM_UP_TOKENS, 0)
         await _answer(self._engine, warm_up, "warm-up", self._engine.now_s())
 
     async def close(self) -> None:
         """Stop the engine, whether or not it has started."""
         await self._engine.close()
 
-    async def run(self, requests: Sequence[AskedFor], tell: Tell) -> TrialRun:
+    async def run(self, requests: Sequence[LabRequest], tell: ProgressCallback) -> TrialRun:
         """Run all requests once, with an empty prefix cache.
 
         Raises:
@@ -122,12 +122,12 @@ class Trial:
 
 
 async def _run_all(
-    engine: RemoteEngine | PooledEngine, requests: Sequence[AskedFor], begin_s: float, tell: Tell
+    engine: RemoteEngine | PooledEngine, requests: Sequence[LabRequest], begin_s: float, tell: ProgressCallback
 ) -> list[RequestOutput]:
     num_ended = 0
     tell(0)
 
-    async def ask(index: int, asked: AskedFor) -> RequestOutput:
+    async def ask(index: int, asked: LabRequest) -> RequestOutput:
         nonlocal num_ended
         await asyncio.sleep(max(0.0, begin_s + asked.arrival_s - engine.now_s()))
         output = await _answer(engine, asked, _name(index), max(begin_s + asked.arrival_s, begin_s))
@@ -140,7 +140,7 @@ async def _run_all(
     return [task.result() for task in tasks]
 
 
-async def _answer(engine: RemoteEngine | PooledEngine, asked: AskedFor, name: str, arrival_s: float) -> RequestOutput:
+async def _answer(engine: RemoteEngine | PooledEngine, asked: LabRequest, name: str, arrival_s: float) -> RequestOutput:
     """Return the whole answer to one request."""
     params = SamplingParams(max_tokens=asked.max_tokens, seed=asked.seed, temperature=0.0, ignore_eos=True)
     prompt = await asyncio.to_thread(engine.inputs.process, asked.prompt, params)
@@ -166,5 +166,5 @@ def _name(index: int) -> str:
     return f"request-{index}"
 
 
-def _note(cause: str) -> None:
+def _log_trouble(cause: str) -> None:
     log.warning("an experiment's engine: %s", cause)

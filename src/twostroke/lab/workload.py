@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from random import Random
 from typing import Any, Literal, get_args
 
-from twostroke.config.checks import number, one_of, whole_number
+from twostroke.config.checks import check_choice, check_int, check_number
 from twostroke.errors import InvalidParameter, UnknownParameter
 
 Prompts = Literal["code", "edit", "shared"]
@@ -21,7 +21,7 @@ MAX_ARRIVALS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFor:
+class LabRequest:
     """One request to send."""
 
     arrival_s: float
@@ -50,15 +50,15 @@ class LabWorkload:
 
     def __post_init__(self) -> None:
         """Raise if a value is out of range."""
-        whole_number("seed", self.seed, 0, 2**31)
-        whole_number("num_requests", self.num_requests, 1, MAX_REQUESTS)
-        number("rate", self.rate, 0, 1000, "from 0 (all at once) to 1000 a second")
-        one_of("prompts", self.prompts, get_args(Prompts))
-        whole_number("prompt_words", self.prompt_words, 1, MAX_PROMPT_WORDS)
-        whole_number("long_words", self.long_words, 1, MAX_PROMPT_WORDS)
-        whole_number("max_output", self.max_output, 1, MAX_OUTPUT)
-        whole_number("min_output", self.min_output, 1, self.max_output)
-        whole_number("every_nth_is_long", self.every_nth_is_long, 0, MAX_REQUESTS)
+        check_int("seed", self.seed, 0, 2**31)
+        check_int("num_requests", self.num_requests, 1, MAX_REQUESTS)
+        check_number("rate", self.rate, 0, 1000, "from 0 (all at once) to 1000 a second")
+        check_choice("prompts", self.prompts, get_args(Prompts))
+        check_int("prompt_words", self.prompt_words, 1, MAX_PROMPT_WORDS)
+        check_int("long_words", self.long_words, 1, MAX_PROMPT_WORDS)
+        check_int("max_output", self.max_output, 1, MAX_OUTPUT)
+        check_int("min_output", self.min_output, 1, self.max_output)
+        check_int("every_nth_is_long", self.every_nth_is_long, 0, MAX_REQUESTS)
         if self.rate and self.num_requests / self.rate > MAX_ARRIVALS_S:
             limit = f"must let all {self.num_requests} requests arrive within {MAX_ARRIVALS_S:g} s"
             raise InvalidParameter("rate", self.rate, limit, "Ask for fewer requests, or for a higher rate.")
@@ -77,29 +77,29 @@ class LabWorkload:
                 raise UnknownParameter(name, known, "the workload")
         return cls(**given)
 
-    def requests(self) -> list[AskedFor]:
+    def requests(self) -> list[LabRequest]:
         """Return the requests in order of arrival; equal fields give equal requests.
 
         >>> LabWorkload(seed=1).requests() == LabWorkload(seed=1).requests()
         True
         """
-        dice = Random(self.seed)
-        shared = _module(dice, self.prompt_words)
-        found: list[AskedFor] = []
+        rng = Random(self.seed)
+        shared = _module(rng, self.prompt_words)
+        found: list[LabRequest] = []
         for index in range(self.num_requests):
             is_long = bool(self.every_nth_is_long) and index % self.every_nth_is_long == self.every_nth_is_long - 1
             num_words = self.long_words if is_long else self.prompt_words
-            prompt = self._prompt(dice, num_words, shared, is_long=is_long)
+            prompt = self._prompt(rng, num_words, shared, is_long=is_long)
             spread = self.max_output - self.min_output
-            num_output = 16 if is_long else self.min_output + round(spread * dice.random() ** 2)
+            num_output = 16 if is_long else self.min_output + round(spread * rng.random() ** 2)
             arrival_s = index / self.rate if self.rate else 0.0
-            found.append(AskedFor(arrival_s, prompt, num_output, dice.randrange(2**31)))
+            found.append(LabRequest(arrival_s, prompt, num_output, rng.randrange(2**31)))
         return found
 
-    def _prompt(self, dice: Random, num_words: int, shared: str, *, is_long: bool) -> str:
+    def _prompt(self, rng: Random, num_words: int, shared: str, *, is_long: bool) -> str:
         if self.prompts == "shared" and not is_long:
-            return shared + _module(dice, 8)
-        text = _module(dice, num_words)
+            return shared + _module(rng, 8)
+        text = _module(rng, num_words)
         return f"{text}\n\n# the same again\n{text[:60]}" if self.prompts == "edit" and not is_long else text
 
 
@@ -107,13 +107,13 @@ _VERBS = ("add", "area", "count", "find", "merge", "parse", "read", "scale", "so
 _NOUNS = ("items", "lines", "nodes", "numbers", "pairs", "paths", "points", "rows", "tokens", "values", "words")
 
 
-def _module(dice: Random, num_words: int) -> str:
+def _module(rng: Random, num_words: int) -> str:
     """Return a module of random functions with about this many words in all."""
     parts: list[str] = []
     num_so_far = 0
     while num_so_far < num_words:
-        verb, noun, other = dice.choice(_VERBS), dice.choice(_NOUNS), dice.choice(_NOUNS)
-        part = f"def {verb}_{noun}_{dice.randrange(100)}({noun}, {other}):\n    result = []\n"
+        verb, noun, other = rng.choice(_VERBS), rng.choice(_NOUNS), rng.choice(_NOUNS)
+        part = f"def {verb}_{noun}_{rng.randrange(100)}({noun}, {other}):\n     result = []\n"
         part += f"    for value in {noun}:\n        result.append({verb}(value, {other}))\n    return result\n\n\n"
         parts.append(part)
         num_so_far += len(part.split())

@@ -184,24 +184,24 @@ class Attention:
             [num_tokens, num_heads * head_dim].
         """
         group, index = attention.layout.layer_slots[self._kv_source]
-        operator, shape, turn = attention.operators[group], attention.layout.shapes[group], None
+        operator, shape, qk_norm_rope = attention.operators[group], attention.layout.shapes[group], None
         num_heads, num_kv_heads = shape.num_heads, shape.kv.num_kv_heads
         found, needed = qkv.shape[1], num_heads + 2 * num_kv_heads if self._writes_kv else num_heads
         assert found == needed, f"{found} heads, {needed} for {shape}"
         key_mean = self._key_mean_for(shape)
         if rotation is not None and operator.applies_qk_norm_rope:
-            turn = self._turn(rotation, key_mean)
+            qk_norm_rope = self._qk_norm_rope(rotation, key_mean)
         else:
             if rotation is not None or self._head_norm is not None:
-                self._turn_(qkv[:, : num_heads + num_kv_heads], rotation)
+                self._norm_and_rotate_(qkv[:, : num_heads + num_kv_heads], rotation)
             if key_mean is not None:
                 qkv[:, num_heads : num_heads + num_kv_heads].sub_(key_mean)
-        attended = operator(qkv, kv.tensors[group], attention.plans[group], index, self.scoring, turn)
+        attended = operator(qkv, kv.tensors[group], attention.plans[group], index, self.scoring, qk_norm_rope)
         if self._writes_kv and kv.layer_written is not None:
             kv.layer_written(self._layer_id)
         return attended
 
-    def within(
+    def compute_layer(
         self,
         layer: FusedLayer,
         x: Tensor,
@@ -220,12 +220,12 @@ class Attention:
     def _key_mean_for(self, shape: GroupShape) -> Tensor | None:
         return self._key_mean if self._key_mean is not None and is_quantized(shape.kv_format) else None
 
-    def _turn(self, rotation: Rotation, key_mean: Tensor | None) -> QKNormRope:
+    def _qk_norm_rope(self, rotation: Rotation, key_mean: Tensor | None) -> QKNormRope:
         norm = self._head_norm
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return QKNormRope(*rotation, weight, eps, key_mean)
 
-    def _turn_(self, qk: Tensor, rotation: Rotation | None) -> None:
+    def _norm_and_rotate_(self, qk: Tensor, rotation: Rotation | None) -> None:
         """Apply norm and rotation in place, each by a separate operator."""
         if self._head_norm is not None:
             self._head_norm.apply_(qk)

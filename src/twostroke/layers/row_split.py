@@ -18,9 +18,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from twostroke.communicator.interface import Alone, Communicator
+from twostroke.communicator.interface import Communicator, SingleRank
 from twostroke.kernels.interface import GatedLinear, Linear
-from twostroke.kernels.memory import wide
+from twostroke.kernels.memory import to_float32
 
 
 def rows_of(rank: int, size: int, num_rows: int) -> range:
@@ -47,7 +47,7 @@ class RankSplit:
     """Whether each rank has some whole experts of a layer, instead of some rows of each expert."""
 
 
-ALONE = RankSplit()
+SINGLE_RANK = RankSplit()
 """A single rank, which has all weights."""
 
 
@@ -56,7 +56,7 @@ class RowSplit:
 
     def __init__(self, communicator: Communicator | None = None, *, splits_by_expert: bool = False) -> None:
         """Store the communicator; without one there is a single rank. `splits_by_expert` is described at RankSplit."""
-        self._communicator = communicator or Alone()
+        self._communicator = communicator or SingleRank()
         self.splits_by_expert = splits_by_expert
 
     @property
@@ -167,7 +167,7 @@ class _GatheredLinear:
         return self._split.gather(self._own(x), self._num_rows)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        return wide(self(x))
+        return to_float32(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         own = self._split.own(self._num_rows)

@@ -58,10 +58,10 @@ class ReplayedPool(BlockPool):
             self._ref_counts[block_id] -= 1
             self.changed.add(block_id)
 
-    def forget_names(self) -> int:
+    def forget_hashes(self) -> int:
         """Remove all blocks from the prefix cache."""
         self.changed.update(self._block_ids.values())
-        return super().forget_names()
+        return super().forget_hashes()
 
     def quarantine(self, block_id: int) -> None:
         """Take a block out of use."""
@@ -105,8 +105,8 @@ class BlockMap:
         self._holds = KVHolds(layout, self._reservation, self._names)
         self._imports: dict[int, tuple[bytes, ...]] = {}
         """Hashes of the pages being fetched, by import id."""
-        self._coming: list[KVLoad] = []
-        self._are_coming_forgotten = False
+        self._prefetching: list[KVLoad] = []
+        self._drops_prefetches = False
 
     @property
     def num_usable(self) -> int:
@@ -132,7 +132,7 @@ class BlockMap:
 
     def _states(self, block_ids: Iterable[int]) -> Iterable[BlockState]:
         tables = self._holds.tables
-        held = Counter(load.block_id for load in self._coming)
+        held = Counter(load.block_id for load in self._prefetching)
         held.update(block_id for table in tables for block_id in table.tail_first())
         return [self._pool.state(block_id, held.get(block_id, 0)) for block_id in block_ids]
 
@@ -167,13 +167,13 @@ class BlockMap:
             self._pool.free(reversed(row[first : min(now_first, update.start)]))
             for entry in range(max(now_first, update.start), len(row)):
                 self._pool.take(row[entry], is_shared=entry < num_shared)
-        table.num_named = max(table.num_named, num_cached)
+        table.num_hashed_tokens = max(table.num_hashed_tokens, num_cached)
         return table
 
     def computed(self, request_id: str, hashes: Sequence[bytes], num_tokens: int) -> None:
         """Register the hashes of the full blocks among the first `num_tokens` tokens, which are computed and final."""
         table = self.tables.get(request_id)
-        if table is None or num_tokens - table.num_named < self.page_size or not self._has_names:
+        if table is None or num_tokens - table.num_hashed_tokens < self.page_size or not self._has_names:
             return
         end = min(num_tokens // self.page_size, len(hashes), table.num_slots // self.page_size) * self.page_size
         self._names.cache_full_blocks(table, hashes, end)
@@ -182,7 +182,7 @@ class BlockMap:
         """Free whole blocks after `num_tokens`, because drafts were rejected."""
         table = self.tables.get(request_id)
         if table is not None and self._gives_back:
-            self._reservation.shrink(table, max(num_tokens, table.num_named))
+            self._reservation.shrink(table, max(num_tokens, table.num_hashed_tokens))
 
     def close(self, request_id: str) -> None:
         """Free all blocks of a request."""
@@ -229,28 +229,28 @@ class BlockMap:
     def moved(self, moves: KVMoves) -> None:
         """Take the blocks that are filled from host memory for a step; call this before its requests take theirs.
 
-        Blocks loaded for the requests are cached at once. Prefetched blocks are held until `arrive`.
+        Blocks loaded for the requests are cached at once. Prefetched blocks are held until `cache_prefetched`.
         """
         for load in (*moves.loads, *moves.prefetches):
             self._pool.take(load.block_id, is_shared=False)
         self._cache(moves.loads)
-        self._coming += moves.prefetches
+        self._prefetching += moves.prefetches
 
-    def arrive(self) -> None:
+    def cache_prefetched(self) -> None:
         """Cache the blocks that were prefetched beside earlier steps."""
-        if self._coming:
-            self._cache(self._coming, are_forgotten=self._are_coming_forgotten)
-            self._coming.clear()
-        self._are_coming_forgotten = False
+        if self._prefetching:
+            self._cache(self._prefetching, are_forgotten=self._drops_prefetches)
+            self._prefetching.clear()
+        self._drops_prefetches = False
 
-    def forget_names(self) -> None:
+    def forget_hashes(self) -> None:
         """Remove all blocks from the prefix cache."""
-        self._are_coming_forgotten = True
+        self._drops_prefetches = True
         self._names.forget()
 
     def quarantine(self, block_ids: Sequence[int]) -> None:
         """Take blocks out of use and clear the prefix cache."""
-        self._are_coming_forgotten = True
+        self._drops_prefetches = True
         self._names.quarantine(block_ids)
 
     def _cache(self, loads: Sequence[KVLoad], *, are_forgotten: bool = False) -> None:

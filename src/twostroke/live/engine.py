@@ -21,7 +21,7 @@ from twostroke.events import (
     StepCommitted,
     StepScheduled,
 )
-from twostroke.explain.run_state import PlaceState, RequestState, Taken
+from twostroke.explain.run_state import EventChanges, PlaceState, RequestState
 from twostroke.explain.step import DecidedStep
 from twostroke.kv_cache.block_pool import BlockTable
 from twostroke.live.block_map import BlockMap
@@ -41,7 +41,7 @@ NUM_STEPS = 240
 """Number of recent steps that are kept."""
 NUM_ENDED = 60
 """Number of ended requests that are still shown."""
-_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
+_NORMAL_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Changes:
     stamp: int = 0
     is_settled: bool = False
     """Whether rates have been reported as 0 after a pause."""
-    has_all: bool = True
+    needs_whole: bool = True
     """Whether a complete state must be sent, because the engine began anew."""
 
     def note_growth(self, share: ScheduledRequest, firsts: Sequence[int]) -> None:
@@ -93,13 +93,13 @@ class LiveEngine:
         self._stamp = 0
         self._last_s = 0.0
         """Time of the last event."""
-        self._unseen = _Changes()
+        self._changes = _Changes()
         self.is_watched = False
         """Whether changes are recorded; the complete state is kept in any case."""
         self.tenants: dict[str, str] = {}
         """Tenants of the shown requests, by request id."""
 
-    def observe(self, event: Event, taken: Taken) -> None:
+    def observe(self, event: Event, taken: EventChanges) -> None:
         """Apply the next event and the changes derived from it."""
         self._stamp += 1
         self._last_s = event.time_s
@@ -112,7 +112,7 @@ class LiveEngine:
             case RequestArrived() if blocks is not None:
                 blocks.open(event.request_id)
                 self.tenants[event.request_id] = event.arrival.tenant
-                self._touch(event.request_id)
+                self._mark_changed(event.request_id)
             case EngineStarted():
                 self._clear(taken)
                 self._steps.clear()  # a new process numbers its steps from 0
@@ -167,21 +167,21 @@ class LiveEngine:
     def watch(self) -> None:
         """Start recording changes; the first viewer gets the complete state."""
         self.is_watched = True
-        self.seen()
-        self._unseen.has_all = True
+        self.clear_changes()
+        self._changes.needs_whole = True
 
-    def seen(self) -> None:
+    def clear_changes(self) -> None:
         """Forget the recorded changes: all viewers have them."""
         if self._blocks is not None:
             self._blocks.take_changes()
-        self._unseen = _Changes(stamp=self._stamp, has_all=False)
+        self._changes = _Changes(stamp=self._stamp, needs_whole=False)
 
     def changes(self, now_s: float) -> dict[str, Any] | None:
         """Return the changes since the last call, or None if there are none."""
-        unseen, blocks = self._unseen, self._blocks
-        if unseen.has_all:
+        unseen, blocks = self._changes, self._blocks
+        if unseen.needs_whole:
             whole = {"whole": True, **self.whole(now_s)}
-            self.seen()
+            self.clear_changes()
             return whole
         if unseen.stamp == self._stamp:
             return self._settled(now_s)
@@ -199,14 +199,14 @@ class LiveEngine:
             "rows": unseen.grown,
             "blocks": {"set": [] if blocks is None else blocks.take_changes(), "written": self._written()},
         }
-        self.seen()
+        self.clear_changes()
         return changes
 
     def _settled(self, now_s: float) -> dict[str, Any] | None:
         """Return the figures once after a pause as long as the window of the rates, which are then 0."""
-        if self._unseen.is_settled or not self._steps or now_s < self._last_s + WINDOW_S:
+        if self._changes.is_settled or not self._steps or now_s < self._last_s + WINDOW_S:
             return None
-        self._unseen.is_settled = True
+        self._changes.is_settled = True
         return {**self._figures(now_s), "steps": [], "requests": [], "gone": [], "rows": {}}
 
     def _figures(self, now_s: float) -> dict[str, Any]:
@@ -242,18 +242,18 @@ class LiveEngine:
 
     # ------------------------------------------------------------------ events
 
-    def _clear(self, taken: Taken) -> None:
+    def _clear(self, taken: EventChanges) -> None:
         """End all requests of a process that started anew or was lost."""
         time_s = self._steps[-1].time_s if self._steps else None
         for request, reason in taken.gone:
             self._end(request, reason, time_s, told="lost")
         self._blocks = None if self._place.started is None else BlockMap(self._place.started)
-        self._unseen.has_all = True
+        self._changes.needs_whole = True
 
     def _memory_changed(self, event: Event, blocks: BlockMap) -> None:
         match event:
             case PrefixCacheReset():
-                blocks.forget_names()
+                blocks.forget_hashes()
             case KVBlockChecked():
                 for request_id in event.suspects.started_over:
                     self._lose_blocks(request_id, blocks)
@@ -271,8 +271,8 @@ class LiveEngine:
             case _:
                 pass
 
-    def _scheduled(self, batch: ScheduledBatch, taken: Taken, blocks: BlockMap) -> None:
-        blocks.arrive()
+    def _scheduled(self, batch: ScheduledBatch, taken: EventChanges, blocks: BlockMap) -> None:
+        blocks.cache_prefetched()
         for preemption in batch.preemptions:
             self._lose_blocks(preemption.request_id, blocks)
         if batch.kv_moves is not None:
@@ -285,35 +285,35 @@ class LiveEngine:
         for share in taken.grown:
             table = blocks.grow(share, cached.get(share.request_id, 0))
             if self.is_watched:
-                self._unseen.note_growth(share, table.first_held)
+                self._changes.note_growth(share, table.first_held)
         if taken.step is not None and not batch.is_empty:
             self._steps.append(taken.step)
         if self.is_watched and self._steps:  # even after an empty step: the wait reason may have changed
-            self._unseen.steps.add(self._steps[-1].batch.step)
+            self._changes.steps.add(self._steps[-1].batch.step)
 
-    def _committed(self, taken: Taken, blocks: BlockMap) -> None:
+    def _committed(self, taken: EventChanges, blocks: BlockMap) -> None:
         for request, share in taken.computed:
             if share.num_draft_tokens:
                 blocks.roll_back(request.request_id, request.num_computed_tokens)
             blocks.computed(request.request_id, request.block_hashes, request.num_computed_tokens)
-        blocks.arrive()
+        blocks.cache_prefetched()
         if self.is_watched and taken.step is not None:
-            self._unseen.steps.add(taken.step.batch.step)
+            self._changes.steps.add(taken.step.batch.step)
 
     # ------------------------------------------------------------------ requests
 
-    def _touch(self, request_id: str) -> None:
+    def _mark_changed(self, request_id: str) -> None:
         """Mark a request's row as changed."""
         if self.is_watched:
-            self._unseen.requests.add(request_id)
+            self._changes.requests.add(request_id)
 
     def _lose_blocks(self, request_id: str, blocks: BlockMap) -> None:
         """Release a request's blocks after a preemption or a failed block check; it waits and starts over."""
         if request_id in blocks.tables:
             blocks.close(request_id)
             blocks.open(request_id)
-            self._touch(request_id)
-            self._unseen.grown.pop(request_id, None)
+            self._mark_changed(request_id)
+            self._changes.grown.pop(request_id, None)
 
     def _end(self, request: RequestState, reason: FinishReason, time_s: float | None, told: str = "") -> None:
         blocks, request_id = self._blocks, request.request_id
@@ -321,7 +321,7 @@ class LiveEngine:
             return
         arrival = request.arrival
         lend_as = None if arrival is None else arrival.lend_as
-        if lend_as is not None and request.is_running and reason in _BY_ITSELF:
+        if lend_as is not None and request.is_running and reason in _NORMAL_ENDS:
             blocks.lend(request_id, lend_as, request.num_computed_tokens)
         else:
             blocks.close(request_id)
@@ -329,15 +329,15 @@ class LiveEngine:
         moves = lend_as is not None and reason is FinishReason.LENGTH
         row = row_of_request(request, told or ("moved" if moves else str(reason)), time_s)
         self._ended.append(row)
-        self._unseen.grown.pop(request_id, None)
+        self._changes.grown.pop(request_id, None)
         if self.is_watched:
-            self._unseen.ended.append(row)
+            self._changes.ended.append(row)
         if len(self._ended) > NUM_ENDED:
             gone = self._ended.popleft().id
             if gone not in self._place.requests:
                 self.tenants.pop(gone, None)
             if self.is_watched:
-                self._unseen.gone.append(gone)
+                self._changes.gone.append(gone)
 
 
 def _config_of(started: EngineStarted) -> dict[str, Any]:

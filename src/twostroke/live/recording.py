@@ -29,14 +29,14 @@ class _Position:
     """State after a number of events."""
 
     def __init__(self) -> None:
-        self.metrics = FleetMetrics("", _nobody)
+        self.metrics = FleetMetrics("", _ignore)
         self.state = LiveState(self.metrics)
-        self.num_taken = 0
+        self.num_applied = 0
 
     def take(self, event: Event) -> None:
         """Apply the next event."""
         self.state.observe(event, self.metrics.observe(event))
-        self.num_taken += 1
+        self.num_applied += 1
 
 
 class RecordedLog:
@@ -70,7 +70,7 @@ class RecordedLog:
         self._model = ""
         self._first_s = 0.0
         self._problems: list[str] = []
-        self._begun: set[str] = set()
+        self._started_processes: set[str] = set()
         self._last_step: dict[str, int] = {}
         self._out_of_order: set[str] = set()
         """Processes whose wrong step order has been reported."""
@@ -126,7 +126,7 @@ class RecordedLog:
             if not self._num_events:
                 self._first_s = event.time_s
             try:
-                self._note_beginning(event)
+                self._check_start(event)
                 self._check_step_order(event)
                 self._note(event)
                 self._cursor.take(event)
@@ -146,12 +146,12 @@ class RecordedLog:
         if self._ends:
             self._ends[-1] = self._num_events
 
-    def _note_beginning(self, event: Event) -> None:
+    def _check_start(self, event: Event) -> None:
         """Report an engine whose start is missing: its state is unknown."""
         if isinstance(event, EngineStarted):
-            self._begun.add(event.process)
-        elif isinstance(event, StepScheduled) and event.process not in self._begun:
-            self._begun.add(event.process)
+            self._started_processes.add(event.process)
+        elif isinstance(event, StepScheduled) and event.process not in self._started_processes:
+            self._started_processes.add(event.process)
             words = f"The start of {event.process} is missing: it is shown only from its next start on."
             self._problems.append(words)
 
@@ -189,7 +189,7 @@ class RecordedLog:
 
     def _keep_checkpoint(self) -> None:
         if len(self._chunks) % self._spacing == 0:
-            self._checkpoints[self._cursor.num_taken] = pickle.dumps(self._cursor)
+            self._checkpoints[self._cursor.num_applied] = pickle.dumps(self._cursor)
         if len(self._checkpoints) > MAX_CHECKPOINTS:
             self._spacing *= 2
             apart = self._spacing * CHUNK_EVENTS
@@ -198,15 +198,15 @@ class RecordedLog:
     def _seek(self, end: int) -> _Position:
         """Return the state after `end` events, replayed from the nearest earlier position."""
         before = max((taken for taken in self._checkpoints if taken <= end), default=0)
-        if not before <= self._cursor.num_taken <= end:
+        if not before <= self._cursor.num_applied <= end:
             kept = self._checkpoints.get(before)
             self._cursor = _Position() if kept is None else pickle.loads(kept)
-        place = self._cursor.num_taken
+        place = self._cursor.num_applied
         while place < end:
             number, skipped = divmod(place, CHUNK_EVENTS)
             for event in list(split(zlib.decompress(self._chunks[number])))[skipped : skipped + end - place]:
                 self._cursor.take(event)
-            place = self._cursor.num_taken
+            place = self._cursor.num_applied
         return self._cursor
 
 
@@ -219,5 +219,5 @@ def is_truncated(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _nobody(_: object) -> None:
+def _ignore(_: object) -> None:
     """Ignore a process that appears."""

@@ -11,7 +11,7 @@ import msgspec
 from twostroke.config.sizes import seconds
 from twostroke.events import EngineStarted, Event, KVImportEnded
 from twostroke.explain.names import GATEWAY
-from twostroke.explain.run_state import Taken
+from twostroke.explain.run_state import EventChanges
 from twostroke.live.engine import LiveEngine
 from twostroke.live.rows import FIELDS, SequenceRow, StepRow
 from twostroke.metrics.engine_metrics import FleetMetrics
@@ -32,7 +32,7 @@ class _Link:
     busy_s: float = 0.0
     last_problem: str = ""
 
-    def took(self, event: KVImportEnded) -> None:
+    def record(self, event: KVImportEnded) -> None:
         """Count a transfer that ended, successful or not."""
         self.num_transfers += 1
         self.num_bytes += event.num_bytes
@@ -65,7 +65,7 @@ class LiveState:
         """Set the function that returns the members of the server's pools."""
         self._pools = members
 
-    def observe(self, event: Event, taken: Taken) -> None:
+    def observe(self, event: Event, taken: EventChanges) -> None:
         """Apply the next event and the changes that the metrics derived from it."""
         self.time_s = event.time_s
         place = taken.place.name
@@ -78,7 +78,7 @@ class LiveState:
                 engine.watch()
         engine.observe(event, taken)
         if isinstance(event, KVImportEnded):
-            self._links.setdefault(place, _Link(place)).took(event)
+            self._links.setdefault(place, _Link(place)).record(event)
         elif isinstance(event, EngineStarted):
             self._slo = {"ttft_s": _limit(event, "ttft_slo"), "itl_s": _limit(event, "itl_slo")}
 
@@ -88,7 +88,7 @@ class LiveState:
         for engine in self._engines.values():
             if is_watched:
                 engine.watch()
-                engine.seen()
+                engine.clear_changes()
             else:
                 engine.is_watched = False
 

@@ -85,7 +85,7 @@ def bar_chart(
     return draw
 
 
-def finish(*plots: Any, legend: bool = True, **labels: Any) -> None:
+def style_axes(*plots: Any, legend: bool = True, **labels: Any) -> None:
     """Remove the frames of plots, name their axes, and add a legend.
 
     Args:
@@ -109,7 +109,7 @@ def bars(axes: Any, labels: Sequence[str], groups: Groups, ylabel: str) -> None:
         drawn = axes.bar(places, values, width * 0.94, label=name, color=colours[i % len(colours)])
         axes.bar_label(drawn, fmt="%.3g", fontsize=6, padding=1)
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
-    finish(axes, legend=False, ylabel=ylabel)
+    style_axes(axes, legend=False, ylabel=ylabel)
     if len(groups) > 1:
         # above the bars, so that it does not cover them
         axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)

@@ -33,7 +33,7 @@ from twostroke.outputs import RequestTimes
 from twostroke.served_run import Run, ServedRequest, StepSample
 
 
-def run_of_log(events: Iterable[Event]) -> Run:
+def run_from_log(events: Iterable[Event]) -> Run:
     """Reconstruct a run from the events of one engine; events before the last measurement began are left out.
 
     A step's wall time runs from its decision until its result was accounted for, on the engine's clock. `drive`
@@ -55,7 +55,7 @@ def run_of_log(events: Iterable[Event]) -> Run:
 
 
 def count_prompt_tokens(events: Iterable[Event]) -> int:
-    """Return the prompt tokens of all requests of the run that `run_of_log` reads.
+    """Return the prompt tokens of all requests of the run that `run_from_log` reads.
 
     A request that never got a token counts: its prompt may have been computed.
     """
@@ -80,7 +80,7 @@ class _Reader:
     def take(self, event: Event) -> None:
         match event:
             case EngineStarted() | MeasurementBegan():
-                self._forget()  # the file was appended to, or this was a warm-up: only the last run counts
+                self._reset()  # the file was appended to, or this was a warm-up: only the last run counts
             case RequestArrived():
                 self._arrived(event)
             case StepScheduled():
@@ -107,7 +107,7 @@ class _Reader:
             case EventsDropped():
                 raise gap_error(event)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.requests, self.steps, self._begin_s, self._decided, self._ended = {}, [], None, {}, 0
 
     def _arrived(self, event: RequestArrived) -> None:

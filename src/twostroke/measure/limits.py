@@ -21,13 +21,13 @@ import torch
 from twostroke.cost.step_cost import MachineLimits
 from twostroke.kernels.interface import Operators
 from twostroke.kernels.memory import large_pages
-from twostroke.runner.contention import Meter
+from twostroke.runner.contention import ContentionMeter
 from twostroke.runner.machine_limits import AGREEMENT, int8_rate
 
 _STREAM_BYTES = 1 << 29
 _SIDES = (1024, 2048)
 _COLUMNS = 4096
-_LONGEST_S = 1.0
+_MAX_PRODUCT_S = 1.0
 """Limit for the seconds spent on one kind of product; a product this slow is never the limit."""
 
 
@@ -83,7 +83,7 @@ def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) 
         num_threads: threads of torch and of the backend.
         repeats: repeats of each measurement; the best counts.
     """
-    meter = Meter(num_threads)
+    meter = ContentionMeter(num_threads)
     begin = meter.read()
     before = torch.get_num_threads()
     operators.set_num_threads(num_threads)
@@ -120,7 +120,7 @@ def _rate(work: Callable[[int], Callable[[], object]], repeats: int) -> float:
     """Return operations per second at the best size of a product; larger sizes are skipped if it is slow."""
     best, begin_s = 0.0, time.perf_counter()
     for side in _SIDES:
-        if time.perf_counter() - begin_s > _LONGEST_S:
+        if time.perf_counter() - begin_s > _MAX_PRODUCT_S:
             break
         best = max(best, 2 * side**3 / _best_of(work(side), repeats))
     return best
@@ -140,13 +140,13 @@ def _product_of(dtype: torch.dtype) -> Callable[[int], Callable[[], object]]:
 
 
 def _best_of(work: Callable[[], object], repeats: int) -> float:
-    """Return the seconds of the fastest run; slow work is not repeated for longer than `_LONGEST_S`."""
+    """Return the seconds of the fastest run; slow work is not repeated for longer than `_MAX_PRODUCT_S`."""
     best, spent_s = float("inf"), 0.0
     for _ in range(repeats):
         begin_s = time.perf_counter()
         work()
         seconds = time.perf_counter() - begin_s
         best, spent_s = min(best, seconds), spent_s + seconds
-        if spent_s > _LONGEST_S:
+        if spent_s > _MAX_PRODUCT_S:
             break
     return best

@@ -145,15 +145,15 @@ def _step(
         request = served[update.request_id]
         times = request.times
         times.token_times_s.extend([update.time_s - start_s] * len(update.token_ids))
-        news = update.news
-        if news is not None:
-            assert news.error is None, f"request {update.request_id} failed: {news.error}"
-            assert news.scheduled_time_s is not None, f"{update.request_id} has a token but was never scheduled"
+        status = update.status
+        if status is not None:
+            assert status.error is None, f"request {update.request_id} failed: {status.error}"
+            assert status.scheduled_time_s is not None, f"{update.request_id} has a token but was never scheduled"
             if times.scheduled_s is None:
-                times.scheduled_s = news.scheduled_time_s - start_s
-                request.num_cached_tokens = news.num_cached_tokens
-            times.num_preemptions = news.num_preemptions
-            request.finish_reason = news.finish_reason
+                times.scheduled_s = status.scheduled_time_s - start_s
+                request.num_cached_tokens = status.num_cached_tokens
+            times.num_preemptions = status.num_preemptions
+            request.finish_reason = status.finish_reason
         num_tokens += len(update.token_ids)
     return num_tokens
 

@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import switch, whole_number
+from twostroke.config.checks import check_bool, check_int
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import RunCost, check_price_per_hour
 from twostroke.errors import InvalidParameter
-from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure, style_axes
 from twostroke.measure.model_engine import model_engine
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, record, settings
 from twostroke.measure.summary import over_time, summarize
@@ -46,8 +46,8 @@ class OfflineOptions(WorkloadOptions):
     def __post_init__(self) -> None:
         """Check what needs no model; raise if an option has no effect."""
         WorkloadOptions.__post_init__(self)  # super() without arguments fails: slots=True creates another class
-        whole_number("warmup", self.warmup, 0)
-        switch("plots", self.plots)
+        check_int("warmup", self.warmup, 0)
+        check_bool("plots", self.plots)
         check_name(self.name)
         check_price_per_hour(self.price_per_hour)
 
@@ -69,7 +69,7 @@ def run_offline(
     check_folder(options.results)
     model = find_model_of(load).config()
     context = min(load.max_model_len or model.max_context, model.max_context)
-    workload = options.workload(model.vocab_size).fitting(context)
+    workload = options.workload(model.vocab_size).within_context(context)
     if not len(workload):
         name, value = "prompt_lengths", options.prompt_lengths
         if options.trace is not None:
@@ -91,7 +91,7 @@ def run_offline(
         workload={**workload.description, "prompt_tokens": workload.num_prompt_tokens},
         results={
             **summarize(run),
-            "cost": cost_of(run, options.price_per_hour, workload.num_prompt_tokens),
+            "cost": run_cost(run, options.price_per_hour, workload.num_prompt_tokens),
             "startup": engine.startup_lines,
         },
         warmup=options.warmup,
@@ -130,7 +130,7 @@ def print_summary(found: Mapping[str, Any], console: Console | None = None) -> N
     console.print("limited by " + ", ".join(f"{name} {share:.0%}" for name, share in limits.items()), highlight=False)
 
 
-def cost_of(run: Run, price_per_hour: float | None, num_prompt_tokens: int | None = None) -> dict[str, Any] | None:
+def run_cost(run: Run, price_per_hour: float | None, num_prompt_tokens: int | None = None) -> dict[str, Any] | None:
     """Return the cost of a run (see `RunCost`); None without a price.
 
     Args:
@@ -164,7 +164,7 @@ def _draw(figure: Any, run: Run) -> None:
     top, bottom = figure.subplots(2, 1, sharex=True)
     top.step(series["end_s"], series["num_seqs"], color=MEASURED, label="running requests", where="post")
     top.step(series["end_s"], series["num_waiting"], color=PREDICTED, label="waiting requests", where="post")
-    finish(top, ylabel="requests")
+    style_axes(top, ylabel="requests")
     begins = [0.0, *series["end_s"]][: len(series["end_s"])]
     widths = [end - begin for begin, end in zip(begins, series["end_s"], strict=True)]
     for limit, colour in _LIMIT_COLOURS.items():
@@ -173,4 +173,4 @@ def _draw(figure: Any, run: Run) -> None:
             heights = [series["num_tokens"][i] for i in places]
             lefts, spans = [begins[i] for i in places], [widths[i] for i in places]
             bottom.bar(lefts, heights, spans, align="edge", color=colour, label=f"limited by {limit}")
-    finish(bottom, xlabel="seconds", ylabel="tokens per step")
+    style_axes(bottom, xlabel="seconds", ylabel="tokens per step")

@@ -98,7 +98,7 @@ class BenchResult:
 
     def to_json(self) -> str:
         """Return readable JSON, with keys in the order of the fields."""
-        return json.dumps(asdict(self), indent=1, default=_plain) + "\n"
+        return json.dumps(asdict(self), indent=1, default=_jsonable) + "\n"
 
 
 def check_folder(folder: Path) -> None:
@@ -258,7 +258,7 @@ def _figures(prefix: str, value: object) -> Iterator[tuple[str, float]]:
         yield prefix, float(value)
 
 
-def _plain(value: object) -> object:
+def _jsonable(value: object) -> object:
     """Convert a value that json cannot write: numpy scalars, paths, mappings other than dict."""
     if hasattr(value, "item"):
         return cast(Any, value).item()
@@ -294,7 +294,7 @@ def command_line(words: str, *options: Any) -> str:
 
 def settings(options: Any) -> dict[str, Any]:
     """Return the fields of an options dataclass for a result, with paths shortened to their last part."""
-    return {field.name: _named(field.name, getattr(options, field.name)) for field in fields(options)}
+    return {field.name: _shortened(field.name, getattr(options, field.name)) for field in fields(options)}
 
 
 def model_name(model: str) -> str:
@@ -340,7 +340,7 @@ def _without_path(pair: str) -> str:
     return f"{pair.partition('=')[0]}={_INTERPRETER_PLACEHOLDER}"
 
 
-def _named(name: str, value: Any) -> Any:
+def _shortened(name: str, value: Any) -> Any:
     if isinstance(value, Path):
         return last_part(value)
     return model_name(value) if name in ("model", "tokenizer") and isinstance(value, str) else value

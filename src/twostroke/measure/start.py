@@ -24,7 +24,7 @@ from typing import IO, Any, cast
 import torch
 from rich.console import Console
 
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.config.load import LoadConfig
 from twostroke.errors import SetupError
 from twostroke.kernels.dispatch import operators_for
@@ -59,8 +59,8 @@ class StartOptions:
 
     def __post_init__(self) -> None:
         """Check what needs no model."""
-        whole_number("kv_cache_memory", self.kv_cache_memory, 1)
-        whole_number("repeats", self.repeats, 1)
+        check_int("kv_cache_memory", self.kv_cache_memory, 1)
+        check_int("repeats", self.repeats, 1)
         for quantization in self.quantization:
             LoadConfig(quantization=_on_load(quantization))
 
@@ -148,7 +148,7 @@ def print_starts(rows: Sequence[StartRow], console: Console | None = None) -> No
     print_table(table, console or Console())
 
 
-def _refusal(errors: str) -> str:
+def _error_text(errors: str) -> str:
     """Return the text of our error message without its prefix, or all of the output if it is another error."""
     return f"\n{errors}".rpartition("\ntwostroke: ")[2].strip()
 
@@ -196,7 +196,7 @@ def _run(what: str, arguments: list[str]) -> _Process:
     errors = process.communicate()[1]
     watcher.join()
     if process.returncode:
-        raise SetupError(f"{what} failed: {_refusal(errors.decode(errors='replace'))}")
+        raise SetupError(f"{what} failed: {_error_text(errors.decode(errors='replace'))}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return _Process(first_line_s, cpu_s, most)

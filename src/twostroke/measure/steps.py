@@ -25,7 +25,7 @@ from twostroke.cost.step_fit import TimedStep
 from twostroke.cost.step_model import UNKNOWN_TIMES, knots
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.measure.model_engine import model_engine
-from twostroke.measure.workload import SMALL_VOCAB_SIZE, Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import SMALL_VOCAB_SIZE, Workload, with_arrivals, workload_of_lengths
 from twostroke.model.model_files import find_model_of
 from twostroke.scheduler.replay import layers_of
 from twostroke.simulation.observed import ObservedSteps
@@ -82,7 +82,7 @@ def measure_steps(
     observed = ObservedSteps()
     steps: list[TimedStep] = []
     with closing(model_engine(load, scheduler, cache, [observed], step_times=UNKNOWN_TIMES)) as engine:
-        engine.run(of_lengths([(sizes.short, 2)] * 2, vocab_size=SMALL_VOCAB_SIZE))  # warms up
+        engine.run(workload_of_lengths([(sizes.short, 2)] * 2, vocab_size=SMALL_VOCAB_SIZE))  # warms up
         observed.take()
         for workload in tqdm(list(_workloads(sizes)), desc="steps", leave=False, disable=not progress):
             engine.run(workload)
@@ -136,7 +136,7 @@ def _workloads(sizes: _Sizes) -> Iterator[Workload]:
     chunks = [size for size in knots(sizes.budget) if size >= 16]
     for _ in range(2):
         for size in chunks:
-            yield of_lengths([(size, 1)], vocab_size=SMALL_VOCAB_SIZE)
+            yield workload_of_lengths([(size, 1)], vocab_size=SMALL_VOCAB_SIZE)
     yield _staircase(sizes.heights, sizes.short, sizes.repeats)
     yield _staircase([h for h in _LONG_HEIGHTS if h <= sizes.heights[0]], sizes.longest, sizes.repeats)
     yield _staircase([1], 2 * sizes.longest, sizes.repeats)
@@ -151,10 +151,10 @@ def _staircase(heights: Sequence[int], num_prompt_tokens: int, repeats: int) -> 
     for stair, height in enumerate(heights, start=1):
         lower = heights[stair] if stair < len(heights) else 0
         lengths += [(num_prompt_tokens, 1 + stair * repeats)] * (height - lower)
-    return of_lengths(lengths, vocab_size=SMALL_VOCAB_SIZE)
+    return workload_of_lengths(lengths, vocab_size=SMALL_VOCAB_SIZE)
 
 
 def _mixed(num_decodes: int, short: int, size: int) -> Workload:
     """Return prompts and one more that arrives during their step, so that it is computed with their first decode."""
-    workload = of_lengths([(short, 3)] * num_decodes + [(size, 1)], vocab_size=SMALL_VOCAB_SIZE)
+    workload = workload_of_lengths([(short, 3)] * num_decodes + [(size, 1)], vocab_size=SMALL_VOCAB_SIZE)
     return with_arrivals(workload, [0.0] * num_decodes + [_ARRIVAL_DELAY_S])

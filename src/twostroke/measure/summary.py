@@ -10,7 +10,7 @@ from twostroke.batch import Limit
 from twostroke.measure.report import percentiles
 from twostroke.served_run import Run, StepSample
 
-_PARTS = 100
+_MAX_POINTS = 100
 """Most points of a time series in a result file."""
 
 
@@ -66,7 +66,7 @@ def over_time(run: Run) -> dict[str, list[Any]]:
     series: dict[str, list[Any]] = {
         name: [] for name in ("end_s", "num_seqs", "num_tokens", "num_waiting", "limited_by")
     }
-    size = -(-len(run.steps) // _PARTS) or 1
+    size = -(-len(run.steps) // _MAX_POINTS) or 1
     for begin in range(0, len(run.steps), size):
         part = run.steps[begin : begin + size]
         series["end_s"].append(part[-1].end_s)

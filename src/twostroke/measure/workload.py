@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from twostroke.config.checks import number, whole_number
+from twostroke.config.checks import check_int, check_number
 from twostroke.errors import InvalidParameter
 from twostroke.simulation.trace import TRACE_BLOCK, TraceEntry
 
@@ -134,7 +134,7 @@ class Lengths:
 
 
 def _checked(name: str, value: int) -> int:
-    whole_number(name, value, 1, MAX_LENGTH)
+    check_int(name, value, 1, MAX_LENGTH)
     return value
 
 
@@ -214,7 +214,7 @@ class Workload:
         cut = tuple(replace(r, max_tokens=min(r.max_tokens, max_tokens)) for r in self.requests)
         return Workload(cut, {**self.description, "max_output_tokens": max_tokens})
 
-    def fitting(self, max_model_len: int) -> Workload:
+    def within_context(self, max_model_len: int) -> Workload:
         """Return the workload without requests that exceed a context of `max_model_len` tokens."""
         kept = tuple(r for r in self.requests if r.num_tokens <= max_model_len)
         return Workload(kept, {**self.description, "max_model_len": max_model_len, "left_out": len(self) - len(kept)})
@@ -243,16 +243,18 @@ class SyntheticSpec:
 
     def __post_init__(self) -> None:
         """Raise if a workload cannot be drawn from these values."""
-        whole_number("num_requests", self.num_requests, 1)
+        check_int("num_requests", self.num_requests, 1)
         if self.request_rate is not None:
-            number("request_rate", self.request_rate, MIN_RATE, MAX_RATE, f"{MIN_RATE:g} to {MAX_RATE:g} a second")
+            check_number(
+                "request_rate", self.request_rate, MIN_RATE, MAX_RATE, f"{MIN_RATE:g} to {MAX_RATE:g} a second"
+            )
         if self.burstiness != math.inf:
-            number("burstiness", self.burstiness, MIN_BURSTINESS, 1e9, f"{MIN_BURSTINESS:g} to 1e9, or inf")
+            check_number("burstiness", self.burstiness, MIN_BURSTINESS, 1e9, f"{MIN_BURSTINESS:g} to 1e9, or inf")
         if self.burstiness != 1 and self.request_rate is None:
             limit = "shapes the times between arrivals, but all requests arrive at the start"
             raise InvalidParameter("burstiness", self.burstiness, limit, "Give a request_rate.")
-        whole_number("num_prefix_groups", self.num_prefix_groups, 0)
-        whole_number("prefix_length", self.prefix_length, 0, MAX_LENGTH)
+        check_int("num_prefix_groups", self.num_prefix_groups, 0)
+        check_int("prefix_length", self.prefix_length, 0, MAX_LENGTH)
         if (self.num_prefix_groups > 0) != (self.prefix_length > 0):
             raise InvalidParameter(
                 "prefix_length",
@@ -260,7 +262,7 @@ class SyntheticSpec:
                 f"can only be set together with num_prefix_groups, which is {self.num_prefix_groups}",
                 "Give both, or neither.",
             )
-        whole_number("seed", self.seed, 0, 2**62)
+        check_int("seed", self.seed, 0, 2**62)
         if self.vocab_size <= self.reserved_token_ids:
             raise InvalidParameter("vocab_size", self.vocab_size, f"must be more than {self.reserved_token_ids}")
 
@@ -313,7 +315,7 @@ def _gaps(count: int, rate: float, burstiness: float, rng: np.random.Generator) 
     return rng.gamma(burstiness, 1 / (rate * burstiness), count)  # shape 1 gives the same draws as an exponential
 
 
-def of_lengths(
+def workload_of_lengths(
     lengths: Sequence[tuple[int, int]],
     *,
     vocab_size: int = 4096,
@@ -364,7 +366,7 @@ class TraceSpec:
             )
 
 
-def of_trace(entries: Sequence[TraceEntry], spec: TraceSpec, *, name: str = "trace") -> Workload:
+def workload_of_trace(entries: Sequence[TraceEntry], spec: TraceSpec, *, name: str = "trace") -> Workload:
     """Scale a trace: lengths are divided and rounded up, hash ids become contents."""
     requests = tuple(_scaled(i, entry, spec) for i, entry in enumerate(entries))
     description = {"kind": "trace", "trace": name, "num_requests": len(requests), "divisor": spec.divisor}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from twostroke.config.checks import number, whole_number
+from twostroke.config.checks import check_int, check_number
 from twostroke.errors import InvalidParameter
 from twostroke.measure.workload import (
     MAX_RATE,
@@ -14,8 +14,8 @@ from twostroke.measure.workload import (
     SyntheticSpec,
     TraceSpec,
     Workload,
-    of_trace,
     synthetic,
+    workload_of_trace,
 )
 from twostroke.simulation.trace import read_trace
 
@@ -67,10 +67,10 @@ class WorkloadOptions:
 
     def __post_init__(self) -> None:
         """Check what can be checked without drawing; raise if an option has no effect."""
-        whole_number("num_requests", self.num_requests, 1)
-        whole_number("seed", self.seed, 0, MAX_SEED)
+        check_int("num_requests", self.num_requests, 1)
+        check_int("seed", self.seed, 0, MAX_SEED)
         if self.time_divisor != 0:
-            number("time_divisor", self.time_divisor, MIN_RATE, MAX_RATE, f"0, or {MIN_RATE:g} to {MAX_RATE:g}")
+            check_number("time_divisor", self.time_divisor, MIN_RATE, MAX_RATE, f"0, or {MIN_RATE:g} to {MAX_RATE:g}")
         others = _TRACE_ONLY if self.trace is None else _SYNTHETIC_ONLY
         defaults = {field.name: field.default for field in fields(self)}
         for name in others:
@@ -108,7 +108,7 @@ class WorkloadOptions:
             vocab_size=vocab_size,
             time_divisor=self.time_divisor or None,
         )
-        return of_trace(read_trace(self.trace)[: self.num_requests], spec, name=self.trace.name)
+        return workload_of_trace(read_trace(self.trace)[: self.num_requests], spec, name=self.trace.name)
 
 
 def check_name(name: object) -> None:

@@ -29,7 +29,7 @@ class KVCheckCounts:
         for verdict in Verdict:
             self._checks.set(0, verdict)
 
-    def counted(self, event: KVBlockChecked) -> None:
+    def count_event(self, event: KVBlockChecked) -> None:
         """Count a block that was recomputed and compared."""
         self._checks.add(1, event.verdict)
         self._seconds.add(event.time_s - event.begin_s)
@@ -63,11 +63,11 @@ class DraftCounts:
         """Count the draft tokens that a step verified and accepted."""
         for commit in commits:
             if commit.num_draft_tokens:
-                num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
+                num_accepted_tokens = num_accepted(commit.num_tokens, commit.num_draft_tokens)
                 self._rounds.add(1)
                 self._drafted.add(commit.num_draft_tokens)
-                self._accepted.add(num_stood)
-                for position in range(num_stood):
+                self._accepted.add(num_accepted_tokens)
+                for position in range(num_accepted_tokens):
                     self._accepted_at.add(1, str(position))
 
 
@@ -96,7 +96,7 @@ class TransferCounts:
         self._seconds = instruments.distribution(families.KV_FETCH_SECONDS)
         self._handovers.set(0, COMPLETE, "")
 
-    def counted(self, event: KVImportEnded) -> None:
+    def count_event(self, event: KVImportEnded) -> None:
         """Count a hand-over that ended, successful or not."""
         self._bytes.add(event.num_bytes)
         if event.problem:
@@ -243,7 +243,7 @@ class LoadGauges:
         self._admissions: deque[tuple[int, int]] = deque(maxlen=RECENT_ADMISSIONS)
         self._window_begin_s: float | None = None
         self._window_tokens = 0
-        self._counted: tuple[int, int, Limit, int] | None = None
+        self._exposed_value: tuple[int, int, Limit, int] | None = None
         """Values that the gauges show now; None if there is no request."""
         self.count(num_running=0, num_waiting=0)
 
@@ -289,9 +289,9 @@ class LoadGauges:
     def count(self, num_running: int, num_waiting: int) -> None:
         """Update the numbers of running and waiting requests after an event."""
         now = num_running, num_waiting, self._limit, self._num_left_waiting
-        if now == self._counted:
+        if now == self._exposed_value:
             return
-        self._counted = now if num_running or num_waiting else None
+        self._exposed_value = now if num_running or num_waiting else None
         self._running.set(num_running)
         self._waiting.set(num_waiting)
         num_left = min(num_waiting, self._num_left_waiting)

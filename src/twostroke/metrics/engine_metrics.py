@@ -17,7 +17,7 @@ from twostroke.events import (
     StepScheduled,
 )
 from twostroke.explain.names import ENGINE, GATEWAY
-from twostroke.explain.run_state import PlaceState, RequestState, RunState, Taken
+from twostroke.explain.run_state import EventChanges, PlaceState, RequestState, RunState
 from twostroke.metrics import families
 from twostroke.metrics.counts import (
     DraftCounts,
@@ -68,7 +68,7 @@ class EngineMetrics:
         for reason in FinishReason:
             self._ended.set(0, reason)
 
-    def count(self, event: Event, taken: Taken) -> None:
+    def count(self, event: Event, taken: EventChanges) -> None:
         """Count an event and the changes derived from it."""
         for sequence in taken.ended:
             self.count_end(sequence)
@@ -78,10 +78,10 @@ class EngineMetrics:
             case StepScheduled():
                 self._scheduled(event.batch, taken)
             case KVBlockChecked():
-                self._kv_checks.counted(event)
+                self._kv_checks.count_event(event)
                 self._load.quarantined(sum(block_id is not None for block_id in event.quarantined))
             case KVImportEnded():
-                self._transfers.counted(event)
+                self._transfers.count_event(event)
             case EngineStarted():
                 self._starts.add(1)
                 self._load.started(event)
@@ -108,7 +108,7 @@ class EngineMetrics:
             longest = max(len(one.times.token_times_s) for one in sequence.siblings)
             self._sizes.request_ended(len(sequence.siblings), sequence.max_tokens, longest)
 
-    def _scheduled(self, batch: ScheduledBatch, taken: Taken) -> None:
+    def _scheduled(self, batch: ScheduledBatch, taken: EventChanges) -> None:
         if batch.preemptions:
             self._preemptions.add(len(batch.preemptions))
         for admitted in taken.admitted:
@@ -127,7 +127,7 @@ class EngineMetrics:
         for copies, move in ((moves.stores, "stored"), (moves.loads, "loaded"), (moves.prefetches, "prefetched")):
             self._offloaded.add(len(copies), move)
 
-    def _committed(self, event: StepCommitted, taken: Taken) -> None:
+    def _committed(self, event: StepCommitted, taken: EventChanges) -> None:
         for sequence in taken.first_tokens:
             self._latencies.ttft.observe(event.time_s - sequence.times.arrival_s)
             self._prompt_tokens.add(sequence.num_prompt_tokens)
@@ -149,12 +149,12 @@ class FleetMetrics:
 
     Args:
         model_name: the model's name as clients know it.
-        appeared: called with the metrics of each new process.
+        on_new_engine: called with the metrics of each new process.
     """
 
-    def __init__(self, model_name: str, appeared: Callable[[EngineMetrics], object]) -> None:
+    def __init__(self, model_name: str, on_new_engine: Callable[[EngineMetrics], object]) -> None:
         self._model_name = model_name
-        self._appeared = appeared
+        self._appeared = on_new_engine
         self._run = RunState()
         self._by_place: dict[str, EngineMetrics] = {}
 
@@ -166,7 +166,7 @@ class FleetMetrics:
             self._appeared(self._by_place[place])
         return self._by_place[place]
 
-    def observe(self, event: Event) -> Taken:
+    def observe(self, event: Event) -> EventChanges:
         """Count an event and return the changes it causes; events of one process must come in order."""
         taken = self._run.take(event)
         place = taken.place.name

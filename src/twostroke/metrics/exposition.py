@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from twostroke.explain.names import GATEWAY
 from twostroke.metrics import families
 from twostroke.metrics.engine_metrics import EngineMetrics
-from twostroke.metrics.families import OTHERS
-from twostroke.metrics.instruments import Instrument, Number, exposed
+from twostroke.metrics.families import OTHER_LABEL
+from twostroke.metrics.instruments import Instrument, Number, to_metric
 
 PREFIX = "twostroke"
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -60,7 +60,7 @@ class EngineCollector(Collector):
             if name is None:
                 continue
             parts = [
-                exposed(engine.instruments[family], f"{prefix}:{name}", engine.labels | labels)
+                to_metric(engine.instruments[family], f"{prefix}:{name}", engine.labels | labels)
                 for engine in self._engines
                 if family.counted_by is families.CountedBy.ENGINE
             ]
@@ -123,7 +123,7 @@ def _single(name: str, kind: str, help_text: str, labels: dict[str, str], value:
 # ---------------------------------------------------------------------- the gateway of pools
 
 
-class Resumes(Protocol):
+class ResumeCounters(Protocol):
     """Source of the counters of resumed sequences (cluster/dispatcher.py)."""
 
     num_resumed: int
@@ -139,9 +139,9 @@ class GatewayMetrics(Collector):
 
     def __init__(self, model_name: str) -> None:
         self._labels = {"model_name": model_name, "engine": GATEWAY}
-        self._followed: Resumes | None = None
+        self._followed: ResumeCounters | None = None
 
-    def follow(self, dispatcher: Resumes) -> None:
+    def follow(self, dispatcher: ResumeCounters) -> None:
         """Use this dispatcher's counters from now on."""
         self._followed = dispatcher
 
@@ -154,7 +154,7 @@ class GatewayMetrics(Collector):
         ):
             number = Number(family)
             number.set(value)
-            yield exposed(number, f"{PREFIX}:{family.name}", self._labels)
+            yield to_metric(number, f"{PREFIX}:{family.name}", self._labels)
 
 
 # ---------------------------------------------------------------------- KV memory of each tenant
@@ -192,16 +192,18 @@ class TenantKV:
             viewer: the tenant that scrapes; "" sees every name (the administrator, or a server without keys).
         """
         if viewer:
-            return _Seen(self._holds, {viewer: None}, lambda tenant: tenant if tenant == viewer else OTHERS)
-        return _Seen(self._holds, self._seen, self._name)
+            return _TenantKVCollector(
+                self._holds, {viewer: None}, lambda tenant: tenant if tenant == viewer else OTHER_LABEL
+            )
+        return _TenantKVCollector(self._holds, self._seen, self._name)
 
     def _name(self, tenant: str) -> str:
         if tenant not in self._seen and len(self._seen) < MAX_TENANTS:
             self._seen[tenant] = None
-        return tenant if tenant in self._seen else OTHERS
+        return tenant if tenant in self._seen else OTHER_LABEL
 
 
-class _Seen(Collector):
+class _TenantKVCollector(Collector):
     def __init__(self, holds: HoldsKV, known: Iterable[str], name_of: NameOf) -> None:
         self._holds = holds
         self._known = known
@@ -214,5 +216,5 @@ class _Seen(Collector):
             number = Number(family)
             for name in dict.fromkeys((*self._known, *shares)):
                 number.set(shares.get(name, 0.0), name)
-            metric.samples.extend(exposed(number, metric.name, dict(labels)).samples)
+            metric.samples.extend(to_metric(number, metric.name, dict(labels)).samples)
         yield metric

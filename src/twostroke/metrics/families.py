@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-OTHERS = "(others)"
+OTHER_LABEL = "(others)"
 """Label value shared by all without a series of their own; no tenant can have this name."""
 
 

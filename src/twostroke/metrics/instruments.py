@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from twostroke.metrics.families import Family, Kind
 
-_Made = TypeVar("_Made", "Number", "Distribution")
+_Instrument = TypeVar("_Instrument", "Number", "Distribution")
 Sample = tuple[str, dict[str, str], float]
 """Suffix of the name, labels besides the common ones, value."""
 
@@ -117,13 +117,13 @@ class Instruments:
         """Create a histogram."""
         return self._keep(Distribution(family))
 
-    def _keep(self, instrument: _Made) -> _Made:
+    def _keep(self, instrument: _Instrument) -> _Instrument:
         assert instrument.family.name not in self._by_name, f"{instrument.family.name} is made twice"
         self._by_name[instrument.family.name] = instrument
         return instrument
 
 
-def exposed(instrument: Instrument, name: str, labels: dict[str, str]) -> Metric:
+def to_metric(instrument: Instrument, name: str, labels: dict[str, str]) -> Metric:
     """Return the instrument as a Prometheus metric with this name; every sample gets the common labels."""
     metric = Metric(name, instrument.family.help, instrument.family.kind)
     for suffix, own, value in instrument.samples():

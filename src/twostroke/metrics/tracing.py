@@ -48,7 +48,7 @@ class _Caller:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """Request with sequences that have not ended."""
 
     caller: _Caller
@@ -84,7 +84,7 @@ class RequestTracer:
         self._epoch_offset_ns = epoch_offset_ns
         self._on_close = tuple(on_close)
         self._callers: dict[str, _Caller] = {}
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._reader = LaneReader(lambda sequence_id: name_of(sequence_id) in self._callers)
 
     def begin(
@@ -106,7 +106,7 @@ class RequestTracer:
         if isinstance(event, RequestArrived):
             caller = self._callers.get(name_of(event.request_id))
             if caller is not None:
-                request = self._open.setdefault(request_of(event.request_id), _Open(caller))
+                request = self._open.setdefault(request_of(event.request_id), _OpenRequest(caller))
                 request.sequence_ids.add(sequence_of(event.request_id))
         for lane in self._reader.take(event):
             request = self._open[request_of(lane.sequence_id)]

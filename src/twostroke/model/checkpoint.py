@@ -25,7 +25,7 @@ from torch import Tensor
 
 from twostroke.config.architectures import ARCHITECTURE_TRAITS
 from twostroke.config.model import ModelConfig
-from twostroke.config.nearest import contradicting
+from twostroke.config.nearest import architecture_by_model_type
 from twostroke.config.text_config import text_config, tied_text_config, unread_text_config
 from twostroke.errors import CorruptCheckpoint, ModelNotFound, shorten, show_name, shown
 from twostroke.lfs_pointer import remedy_for
@@ -115,7 +115,7 @@ _HUB_FILES_LEFT_OUT = ["consolidated*", "original/*"]
 """Copies of the same weights in the format of the model's makers."""
 _MAX_NAME_BYTES = 255
 """Maximum length of a file name on common systems; the system reports an error for a longer one."""
-_MOST_CHARACTERS = 240
+_MAX_CHARACTERS = 240
 """Maximum length of a quoted message of the hub's client, which may be a whole page."""
 
 
@@ -155,7 +155,7 @@ def find_model_folder(model: str, *, with_weights: bool = True) -> Path:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -176,7 +176,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     unread = unread_text_config(config, read.architecture) if text_config(config) is config else ""
     if unread:
         log.warning("%s: config.json: %s", folder, unread)
-    other = contradicting(read.architecture, config.get("model_type"), ARCHITECTURE_TRAITS)
+    other = architecture_by_model_type(read.architecture, config.get("model_type"), ARCHITECTURE_TRAITS)
     if other is not None:
         log.warning(
             "%s: config.json names the architecture %s, but model_type %s means %s; the architecture is used",
@@ -386,7 +386,7 @@ def _is_weight_file_name(name: object) -> bool:
     return Path(name).name == name and len(name.encode()) <= _MAX_NAME_BYTES
 
 
-def companion(folder: Path, kind: str) -> Path | None:
+def bundled_drafter(folder: Path, kind: str) -> Path | None:
     """Return the folder `kind` with a drafter that comes with the embedded model; None if there is none."""
     path = folder / kind
     return path if folder == _EMBEDDED and path.is_dir() else None

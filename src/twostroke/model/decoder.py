@@ -85,14 +85,14 @@ class DecoderModel(ABC):
         """
         del weights
         self.config = config
-        split, kv = placement.split, [spec.of_rank(placement.split.size) for spec in config.kv_specs]
+        split, kv = placement.split, [spec.for_rank(placement.split.size) for spec in config.kv_specs]
         self.num_heads = split.share(config.layers[0].num_heads)
         """Query heads that this rank computes in each layer."""
         self.attention = AttentionOperators.of(
             placement.operators, self.num_heads, kv, placement.dtype, placement.device
         )
         """The attention operators that plan steps."""
-        self.reads_counts = False
+        self.syncs_expert_counts = False
         """Whether the host reads the rows per expert during a pass, which then cannot be recorded as a CUDA graph."""
         self.expert_counts: tuple[Tensor, ...] = ()
         """Tokens of each expert since the start, int64 [num_experts] for each layer with experts; empty where they are

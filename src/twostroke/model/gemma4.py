@@ -14,11 +14,11 @@ from twostroke.config.layer_spec import LayerSpec
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import activated
 from twostroke.kernels.interface import Operators
-from twostroke.kernels.memory import wide
+from twostroke.kernels.memory import to_float32
 from twostroke.layers.attention import AttentionMetadata, KVTensors
 from twostroke.layers.elementwise import RMSNorm, Rotation
 from twostroke.model.decoder import Parameter, Placement
-from twostroke.model.llama import FeedForward, Llama, LlamaLayer, norm_weight, rows_reader, same
+from twostroke.model.llama import FeedForward, Llama, LlamaLayer, identity, norm_weight, rows_reader
 from twostroke.model.sparse import Experts, expert_parameters
 
 _SCALAR = "whole.layer_scalar"
@@ -44,7 +44,7 @@ class ExpertsBesideMLP(Experts):
 
     def __call__(self, x: Tensor) -> Tensor:
         dense = self._dense_out_norm(self._dense(self._dense_norm(x)))
-        return dense + self._out_norm(self.compute(self._norm(x), self.choose(wide(x))))
+        return dense + self._out_norm(self.compute(self._norm(x), self.choose(to_float32(x))))
 
 
 class Gemma4Layer(LlamaLayer):
@@ -58,9 +58,12 @@ class Gemma4Layer(LlamaLayer):
         own = {f"qkv.{kind}": weights[f"{name}.{kind}"] for kind in ("weight", "bias") if f"{name}.{kind}" in weights}
         super().__init__(config, {**weights, **own}, layer_id, placement)
         if spec.experts is not None:
-            self.mlp_norm = same  # MLP, experts and router apply their own norms to x
+            self.mlp_norm = identity  # MLP, experts and router apply their own norms to x
             self.feed_forward = ExpertsBesideMLP(config, spec, weights, placement, self.feed_forward)
-            self.reads_counts, self.expert_counts = self.feed_forward.reads_counts, self.feed_forward.counts
+            self.syncs_expert_counts, self.expert_counts = (
+                self.feed_forward.syncs_expert_counts,
+                self.feed_forward.counts,
+            )
         self._has_value_projection, self._makes_kv = spec.has_value_projection, spec.kv_source is None
         self._rms_norm_, self._eps = placement.operators.rms_norm_, config.norm_eps
         self._scalar, self._hidden_size = weights[_SCALAR], config.hidden_size

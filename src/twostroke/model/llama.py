@@ -75,7 +75,7 @@ class LlamaLayer:
     output replaces x as the residual.
     """
 
-    reads_counts = False
+    syncs_expert_counts = False
     """Whether it has experts whose rows per expert are read by the host."""
     expert_counts: Tensor | None = None
     """Tokens of each expert since the start; None: it has no experts, or they are not counted."""
@@ -94,7 +94,7 @@ class LlamaLayer:
         norms: dict[str, Norm] = {name: _norm(config, weights, name, operators) for name in names}
         if spec.qk_norm == "own_heads":
             norms |= {name: LayerNorm(weights[f"{name}.weight"], None, config.norm_eps) for name in _QK_NORMS}
-        self.attention_norm, self.mlp_norm = norms.get("attention_norm", same), norms.get("mlp_norm", same)
+        self.attention_norm, self.mlp_norm = norms.get("attention_norm", identity), norms.get("mlp_norm", identity)
         self._attention_out_norm, self._mlp_out_norm = norms.get("attention_out_norm"), norms.get("mlp_out_norm")
         self._qk_norms = [norms[name] for name in _QK_NORMS if name in norms]
         self._qkv = operators.pack_linear(weights["qkv.weight"], weights.get("qkv.bias"))
@@ -150,7 +150,7 @@ class LlamaLayer:
             query_scales: [num_tokens, 1, 1], factors on q, if the layer has them.
         """
         if self._whole is not None and query_scales is None:
-            return self._attention.within(self._whole, x, rotation, attention, kv)
+            return self._attention.compute_layer(self._whole, x, rotation, attention, kv)
         normed = self.attention_norm(x)
         beside = self.mlp_norm(x) if self._is_parallel and not self._shares_norm else normed
         attended = self.attend(normed, rotation, attention, kv, query_scales)
@@ -177,7 +177,7 @@ class LlamaLayer:
         feed_forward = self.feed_forward_parts()
         if len(bound) < len(norms) or feed_forward is None:
             return None
-        return operators.whole_layer(
+        return operators.fused_layer(
             LayerParts(
                 attention_norm=bound.get("attention_norm"),
                 attention_out_norm=bound.get("attention_out_norm"),
@@ -232,7 +232,7 @@ class LlamaLayer:
             part.copy_(norm(whole.flatten(1)).view_as(whole)[:, own.start : own.stop])
 
 
-def same(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     """Return x unchanged, in place of a norm that a layer does not have."""
     return x
 
@@ -346,7 +346,7 @@ class Llama(DecoderModel):
             None if config.tie_word_embeddings else rows_reader(weights["embedding.weight"], placement.operators)
         )
         has_norm = config.has_embedding_norm
-        self._embedding_norm = _norm(config, weights, "embedding_norm", placement.operators) if has_norm else same
+        self._embedding_norm = _norm(config, weights, "embedding_norm", placement.operators) if has_norm else identity
         self._positions = None if config.position_offset is None else weights["positions.weight"]
         # the largest matrix first, so that the memory for quantizing it is free again before the others are loaded
         head_bias = weights["lm_head.bias"] if config.head_bias else None
@@ -356,7 +356,7 @@ class Llama(DecoderModel):
         self._layers = [
             self.layer_class(config, self._weights_of_layer(weights, i), i, placement) for i in range(config.num_layers)
         ]
-        self.reads_counts = any(layer.reads_counts for layer in self._layers)
+        self.syncs_expert_counts = any(layer.syncs_expert_counts for layer in self._layers)
         counts = (layer.expert_counts for layer in self._layers)
         self.expert_counts = tuple(one for one in counts if one is not None)
         self._norm = _norm(config, weights, "norm", placement.operators)
@@ -437,7 +437,7 @@ def rows_reader(table: Matrix, operators: Operators) -> Callable[[Tensor], Tenso
     """
     if operators.keeps_quantized and not isinstance(table, Tensor):
         return operators.pack_linear(table, None).rows
-    whole = table.whole() if isinstance(table, StreamedWeight) else table
+    whole = table.all_rows() if isinstance(table, StreamedWeight) else table
     numbers = whole.dequantize() if isinstance(whole, QuantizedWeight) else whole
     return partial(_rows_of, numbers)
 

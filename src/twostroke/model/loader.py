@@ -254,7 +254,7 @@ class _Weights(Mapping[str, Weight]):
         pieces = self._pieces[name]
         self._give_back(pieces)
         if name in self._wide:
-            return self._read_wide(pieces[0].name)
+            return self._read_float32(pieces[0].name)
         if name not in self._packed:
             found = stack([self._read_piece(piece, copy=True) for piece in pieces])
             assert not isinstance(found, StackedWeight), name
@@ -291,7 +291,7 @@ class _Weights(Mapping[str, Weight]):
             rows = None if self._rows_of_files is None else self._rows_of_files.stored_rows(piece.name)
             if rows is None:
                 return None
-            found.append(rows.of_rows(slice(piece.begin, piece.begin + piece.num_rows)))
+            found.append(rows.select_rows(slice(piece.begin, piece.begin + piece.num_rows)))
         return StoredRows.stack(found)
 
     def _rows(self, pieces: Sequence[Piece], begin: int, end: int) -> Tensor | QuantizedWeight:
@@ -324,7 +324,7 @@ class _Weights(Mapping[str, Weight]):
     def _on_load(self, weight: Tensor | QuantizedWeight) -> Tensor | QuantizedWeight:
         return self._quantize(weight) if self._quantize is not None and isinstance(weight, Tensor) else weight
 
-    def _read_wide(self, name: str) -> Tensor:
+    def _read_float32(self, name: str) -> Tensor:
         """Return a whole weight in float32."""
         found = _plain(self._source.read(name, torch.float32)).to(self._device, torch.float32, copy=True)
         if not _is_finite(found):
@@ -360,7 +360,7 @@ class _Weights(Mapping[str, Weight]):
 
 def _rows_of(weight: Tensor | QuantizedWeight, rows: slice) -> Tensor | QuantizedWeight:
     """Return some rows in memory of their own."""
-    return weight[rows].clone() if isinstance(weight, Tensor) else weight.of_rows(rows)
+    return weight[rows].clone() if isinstance(weight, Tensor) else weight.select_rows(rows)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -20,8 +20,8 @@ _HUB_ADDRESS = re.compile(
 )
 _SHORT_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?::[\w.-]+)?")
 _MAGIC = b"GGUF"
-_MOST_NAMED = 4
-_GIVE = "Give a folder with config.json, a GGUF file, a short name, or a hub id (owner/name)."
+_MAX_NAMED = 4
+_REMEDY = "Give a folder with config.json, a GGUF file, a short name, or a hub id (owner/name)."
 
 
 def local_path(model: str) -> Path:
@@ -36,7 +36,7 @@ def local_path(model: str) -> Path:
             path.stat()
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home folder of an unknown user
         why = error.strerror if isinstance(error, OSError) else reason_of(error)
-        raise ModelNotFound(f"the model {shown(model)} cannot be looked up ({why}). {_GIVE}") from error
+        raise ModelNotFound(f"the model {shown(model)} cannot be looked up ({why}). {_REMEDY}") from error
     return path
 
 
@@ -57,7 +57,7 @@ def gguf_path(model: str) -> Path | None:
     if path.is_dir():
         return _only_gguf(path)
     if kind := _special_file_kind(path):
-        raise ModelNotFound(f"{path} is {kind}; a model cannot be read from it. {_GIVE}")
+        raise ModelNotFound(f"{path} is {kind}; a model cannot be read from it. {_REMEDY}")
     if model in NAMED_MODELS and not path.exists():
         return fetch(NAMED_MODELS[model])
     if path.suffix.lower() == ".gguf":
@@ -82,7 +82,7 @@ def no_folder(model: str) -> ModelNotFound:
     elif any(character.isspace() for character in model):
         why = f"there is no folder {model!r}. Names of models have no spaces; give a prompt after the model, quoted."
     elif _SHORT_NAME.fullmatch(model):
-        why = f"there is no folder {model!r}, and the short names are {', '.join(NAMED_MODELS)}. {_GIVE}"
+        why = f"there is no folder {model!r}, and the short names are {', '.join(NAMED_MODELS)}. {_REMEDY}"
     else:
         why = f"there is no folder {model!r}, and it is not a hub id (owner/name). Check the path."
     return ModelNotFound(why)
@@ -91,7 +91,7 @@ def no_folder(model: str) -> ModelNotFound:
 def no_config(folder: Path) -> ModelNotFound:
     """Return the error for a folder without config.json."""
     within = sorted(folder.glob("*/config.json")) or sorted(folder.glob("snapshots/*/config.json"))
-    meant = f" Did you mean {within[0].parent}?" if within else f" {_GIVE}"
+    meant = f" Did you mean {within[0].parent}?" if within else f" {_REMEDY}"
     return ModelNotFound(f"{folder} has no config.json; it is not a Hugging Face model folder.{meant}")
 
 
@@ -123,8 +123,8 @@ def _only_gguf(folder: Path) -> Path | None:
 
 
 def _named(files: Sequence[Path]) -> str:
-    more = f" or {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
-    return ", ".join(str(path) for path in files[:_MOST_NAMED]) + more
+    more = f" or {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+    return ", ".join(str(path) for path in files[:_MAX_NAMED]) + more
 
 
 def _begins_as_gguf(path: Path) -> bool:
@@ -141,4 +141,4 @@ def _not_a_model_file(path: Path) -> str:
         return f"{path} is one file of a model. Give its folder: {folder}."
     if path.suffix == ".safetensors":
         return f"{path} holds only weights. Give a folder that has config.json and tokenizer.json beside them."
-    return f"{path} is a file, but not a GGUF file. {_GIVE}"
+    return f"{path} is a file, but not a GGUF file. {_REMEDY}"

@@ -29,7 +29,7 @@ _OF_BLOCK = 16
 """Bytes of the codes that share a scale."""
 _BIAS = 128
 """Bias of a scale's exponent: the kernels' table has doubled values, so scales are half of the stored ones."""
-_NO_NUMBER, _MOST = 255, 15
+_NAN_CODE, _MOST = 255, 15
 """The exponent that means NaN, and the largest exponent of a power of two in float16."""
 _REMEDY = "Download the model again."
 
@@ -74,7 +74,7 @@ class Mxfp4Weights:
             for kind in (_BLOCKS, _SCALES)
         )
         largest = int(exponents.amax())
-        if _MOST + _BIAS < largest < _NO_NUMBER:
+        if _MOST + _BIAS < largest < _NAN_CODE:
             raise UnsupportedModel(
                 f"{self.path}: {stack}{_SCALES}[{expert}] reaches 2^{largest - _BIAS + 1}; at most 2^{_MOST + 1} is "
                 "possible, because scales are kept in float16."
@@ -82,7 +82,7 @@ class Mxfp4Weights:
         spread = blocks.flatten(1).to(torch.int16)  # each byte's low half, then its high half
         codes = (spread | spread << 4).bitwise_and_(0x0F0F).view(torch.uint8)
         scales = torch.exp2(exponents.float() - _BIAS).half()
-        scales = scales.masked_fill(exponents == _NO_NUMBER, torch.nan)
+        scales = scales.masked_fill(exponents == _NAN_CODE, torch.nan)
         return QuantizedWeight(codes, scales, None, MXFP4.bits, MXFP4.group_size, dtype, table=MXFP4.table)
 
     def _unstacked(self, stack: str) -> Mapping[str, StoredWeight]:

@@ -55,18 +55,18 @@ class NamedModel:
         return f"{first.package}{upto} {first.version}"
 
     @property
-    def is_here(self) -> bool:
+    def is_downloaded(self) -> bool:
         """Whether a file of the right size exists at `path`; `fetch` checks the hash as well."""
         # False also if the folder cannot be read
         return os.path.isfile(self.path) and os.path.getsize(self.path) == self.num_bytes
 
     @property
-    def receipt(self) -> Path:
+    def checked_file(self) -> Path:
         """File that records which state of the model's file passed the hash check."""
         return models_folder() / f".{self.name}.checked"
 
     @property
-    def acceptance(self) -> Path:
+    def accepted_terms_file(self) -> Path:
         """File that exists once the terms were accepted."""
         return models_folder() / f"{self.name}.terms-accepted"
 

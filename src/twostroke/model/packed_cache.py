@@ -206,12 +206,12 @@ class CachedWeights(Mapping[str, Weight]):
 
 def _caching(weight: Tensor | QuantizedWeight | StreamedWeight, keep: Callable[[PackedWeight], None]) -> StreamedWeight:
     if isinstance(weight, StreamedWeight):
-        return StreamedWeight(weight.shape, weight.dtype, weight.rows, weight.stored, keep=keep)
+        return StreamedWeight(weight.shape, weight.dtype, weight.rows, weight.stored, save_packed=keep)
 
     def rows(begin: int, end: int) -> Tensor | QuantizedWeight:
-        return weight[begin:end] if isinstance(weight, Tensor) else weight.of_rows(slice(begin, end))
+        return weight[begin:end] if isinstance(weight, Tensor) else weight.select_rows(slice(begin, end))
 
-    return StreamedWeight((weight.shape[0], weight.shape[1]), weight.dtype, rows, keep=keep)
+    return StreamedWeight((weight.shape[0], weight.shape[1]), weight.dtype, rows, save_packed=keep)
 
 
 def _unread(begin: int, end: int) -> Tensor:

@@ -32,7 +32,7 @@ from twostroke.model.model_files import find_folder_only
 from twostroke.model.registry import parameters_of, parts_of
 from twostroke.model.weight_source import WeightSource
 
-MOST_BYTES_PER_FILE = 4 << 30
+MAX_BYTES_PER_FILE = 4 << 30
 _COPIED = (".json", ".jinja", ".txt", ".model", ".md")
 _WEIGHT_INDEX = "model.safetensors.index.json"
 
@@ -184,7 +184,7 @@ def _save(tensors: Iterator[tuple[int, dict[str, Tensor]]], folder: Path) -> tup
     for num_bytes, made in tensors:
         before += num_bytes
         after += sum(tensor.nbytes for tensor in made.values())
-        if held and sum(tensor.nbytes for tensor in (*held.values(), *made.values())) > MOST_BYTES_PER_FILE:
+        if held and sum(tensor.nbytes for tensor in (*held.values(), *made.values())) > MAX_BYTES_PER_FILE:
             flush()
         held |= made
     flush()

@@ -78,8 +78,8 @@ class QuantizedCheckpoint:
         if "weight_shape" in parts and tuple(parts["weight_shape"].tolist()) != shape:
             said = parts["weight_shape"].tolist()
             raise CorruptCheckpoint(f"{module}.weight_shape is {said}; {self._layout.main} holds {list(shape)}.")
-        of_rows = {suffix: self._layout.rows_of(suffix, part, rows, shape[0]) for suffix, part in parts.items()}
-        found = self._layout.unpack(module, of_rows)
+        select_rows = {suffix: self._layout.rows_of(suffix, part, rows, shape[0]) for suffix, part in parts.items()}
+        found = self._layout.unpack(module, select_rows)
         order = self._order(module, found.group_of, found.codes.shape[1])
         scales = _half_scales(module, found.scales)
         mins = None
@@ -263,8 +263,8 @@ class Fp8Weights:
         if self._config.block_size is None:
             return scale.view(-1, 1)[begin:end]
         height, width = self._config.block_size
-        of_rows = scale[torch.arange(begin, end) // height]
-        return of_rows.repeat_interleave(width, 1)[:, : shape[1]]
+        select_rows = scale[torch.arange(begin, end) // height]
+        return select_rows.repeat_interleave(width, 1)[:, : shape[1]]
 
     def _scale(self, name: str) -> str:
         """Return the name of a matrix's scale."""

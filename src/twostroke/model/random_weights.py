@@ -22,7 +22,7 @@ from twostroke.model.mxfp4_checkpoint import MXFP4
 from twostroke.model.registry import parameters_of, parts_of
 from twostroke.model.weight_source import ALL_ROWS, StoredWeight
 
-_DEVIATION = 0.02
+_STANDARD_DEVIATION = 0.02
 """Standard deviation of matrices, the usual one at initialization."""
 _SCALE_OF_CODES = 2.0**-8
 _OF_EXPERTS = re.compile(r"\.experts\.\d+\.\w+\.weight\Z")
@@ -71,7 +71,7 @@ class RandomWeights:
             low, high = max(first, begin), min(first + _ROWS_PER_SEED, end)
             # draw the whole range in float32, whatever is requested: other types would draw other numbers
             drawn = torch.empty(_ROWS_PER_SEED, shape[1], dtype=torch.float32, device=self._device)
-            drawn.normal_(0.0, _DEVIATION, generator=generator.manual_seed(_seed(name, first)))
+            drawn.normal_(0.0, _STANDARD_DEVIATION, generator=generator.manual_seed(_seed(name, first)))
             found[low - begin : high - begin].copy_(drawn[low - first : high - first])
         return found
 

@@ -99,4 +99,4 @@ class _ReorderedSource(WrappedSource):
         places = self._rows[name][rows]
         first = int(places.min())
         found = self._source.read(name, dtype, slice(first, int(places.max()) + 1))  # the rows of a few heads
-        return found[places - first] if isinstance(found, Tensor) else found.of_rows(places - first)
+        return found[places - first] if isinstance(found, Tensor) else found.select_rows(places - first)

@@ -18,7 +18,7 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.activation import logistic
 from twostroke.kernels.expert_operators import ExpertRouter, Routing
 from twostroke.kernels.feed_forward_parts import ExpertParts, MLPParts
-from twostroke.kernels.memory import wide
+from twostroke.kernels.memory import to_float32
 from twostroke.layers.elementwise import RMSNorm
 from twostroke.layers.expert_split import ExpertProducts, RowSplitExperts, WholeExperts
 from twostroke.model.decoder import Parameter, Placement
@@ -51,7 +51,7 @@ class Experts:
         inner = operators.pack_gated_experts(gated, _biases(experts, own, weights, "gate_up"), activation)
         outer = operators.pack_expert_linears(down, _biases(experts, own, weights, "down"))
         self._products = inner, outer
-        self.reads_counts = inner.reads_counts or outer.reads_counts
+        self.syncs_expert_counts = inner.syncs_expert_counts or outer.syncs_expert_counts
         self.compute: ExpertProducts
         """Sum of the outputs of the chosen experts."""
         if split.splits_by_expert:
@@ -83,13 +83,13 @@ class Experts:
         return self._route(self._logits(normed), self._router)
 
     def __call__(self, x: Tensor) -> Tensor:
-        in_float32 = wide(x)
+        in_float32 = to_float32(x)
         found = self.compute(x, self.choose(in_float32))
         if self._shared is None:
             return found
         if self._shared_gate is None:
             return self._shared.add_to(found, x)
-        return found + (wide(self._shared(x)) * logistic(self._shared_gate(in_float32))).to(found.dtype)
+        return found + (to_float32(self._shared(x)) * logistic(self._shared_gate(in_float32))).to(found.dtype)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         return residual + self(x)
@@ -104,7 +104,7 @@ class SparseLayer(LlamaLayer):
         if spec.experts is None:
             return super().pack_feed_forward(config, spec, weights, placement)
         experts = Experts(config, spec, weights, placement)
-        self.reads_counts, self.expert_counts = experts.reads_counts, experts.counts
+        self.syncs_expert_counts, self.expert_counts = experts.syncs_expert_counts, experts.counts
         return experts
 
     def feed_forward_parts(self) -> MLPParts | ExpertParts | None:

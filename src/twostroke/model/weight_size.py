@@ -16,7 +16,7 @@ from twostroke.config.load import DEFAULT_GROUP_SIZE, Quantization
 from twostroke.config.model import ModelConfig
 from twostroke.kernels.interface import Operators
 from twostroke.kernels.quantized_weight import QuantizedFormat
-from twostroke.layers.row_split import ALONE, RankSplit, rows_of
+from twostroke.layers.row_split import SINGLE_RANK, RankSplit, rows_of
 from twostroke.model.decoder import Parameter
 from twostroke.model.registry import is_of_expert, parameter_multiplicities, parameters_of, parts_of
 from twostroke.model.weight_pieces import Piece, is_one_weight, is_packed, pieces_of
@@ -30,7 +30,7 @@ def weight_bytes(
     operators: Operators,
     quantization: Quantization | None = None,
     group_size: int = DEFAULT_GROUP_SIZE,
-    split: RankSplit = ALONE,
+    split: RankSplit = SINGLE_RANK,
 ) -> int:
     """Return the bytes of all loaded weights on the rank that has most; tied weights count once.
 

@@ -20,11 +20,11 @@ from twostroke.planner.machine import ObservedRun, machine_mismatch
 from twostroke.planner.plan import Plan
 from twostroke.planner.replay import figures, replay_log
 from twostroke.scheduler.replay import layout_of
-from twostroke.simulation.requests import recording_of
+from twostroke.simulation.requests import read_recording
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class SizeComparison:
     """One size as planned and as measured."""
 
     figure: str
@@ -51,7 +51,7 @@ class ObservedStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BesideFloors:
+class FloorComparison:
     """Steps of one kind, and their least possible times."""
 
     kind: str
@@ -68,12 +68,12 @@ class BesideFloors:
 class PlanComparison:
     """A plan compared with one run."""
 
-    sizes: tuple[Compared, ...]
+    sizes: tuple[SizeComparison, ...]
     """Sizes; exact if the engine ran with the planned settings."""
     planned: dict[str, Any]
     """Planned times as in figures(); empty without calibrated steps."""
     measured: dict[str, Any]
-    beside_floors: tuple[BesideFloors, ...]
+    beside_floors: tuple[FloorComparison, ...]
     """Steps and their floors; only without calibrated steps, and for a log of the plan's machine."""
     why_not: str
     """Reason why times are not compared; empty where they are."""
@@ -101,20 +101,20 @@ def observed_run(events: Sequence[Event]) -> ObservedRun:
     """
     steps = tuple((step.cost, step.seconds) for step in observed_step_costs(events))
     measured = [event.shares for event in events if isinstance(event, ExpertsMeasured)]
-    return ObservedRun(recording_of(events).started.machine, steps, measured[-1] if measured else ())
+    return ObservedRun(read_recording(events).started.machine, steps, measured[-1] if measured else ())
 
 
-def beside_floors(seen: Sequence[ObservedStep], limits: MachineLimits) -> tuple[BesideFloors, ...]:
+def beside_floors(seen: Sequence[ObservedStep], limits: MachineLimits) -> tuple[FloorComparison, ...]:
     """Compare the steps of a log with their floors: decode-only steps, and steps with prefill."""
     kinds = {"decode steps": False, "steps with prefill": True}
-    found: list[BesideFloors] = []
+    found: list[FloorComparison] = []
     for kind, has_prefill in kinds.items():
         pairs = [(step.seconds, limits.floor_s(step.cost)) for step in seen if step.has_prefill == has_prefill]
         if pairs:
             seconds, floors = zip(*pairs, strict=True)
             nearest = max(floor / taken for taken, floor in pairs)
             found.append(
-                BesideFloors(kind, len(pairs), median(seconds), median(floors), sum(floors) / sum(seconds), nearest)
+                FloorComparison(kind, len(pairs), median(seconds), median(floors), sum(floors) / sum(seconds), nearest)
             )
     return tuple(found)
 
@@ -127,7 +127,7 @@ def compare(plan: Plan, events: Sequence[Event]) -> PlanComparison:
     Raises:
         InvalidParameter: the log is of another model, or none that can be replayed.
     """
-    memory, started = plan.memory, recording_of(events).started
+    memory, started = plan.memory, read_recording(events).started
     planned = f"{memory.model} ({memory.architecture}, {memory.num_parameters} parameters"
     if not started.model.startswith(planned):
         limit = f"is of another model, {started.model}; planned was {planned})"
@@ -136,7 +136,7 @@ def compare(plan: Plan, events: Sequence[Event]) -> PlanComparison:
     why_not = machine_mismatch(plan.machine.limits, started.machine)
     predicted: dict[str, Any] = {}
     measured: dict[str, Any] = {}
-    floors: tuple[BesideFloors, ...] = ()
+    floors: tuple[FloorComparison, ...] = ()
     if plan.is_predicted and not why_not:
         replayed = replay_log(events, (), plan.step_times)
         predicted, measured = figures(replayed.back_test.run), figures(replayed.measured)
@@ -146,10 +146,10 @@ def compare(plan: Plan, events: Sequence[Event]) -> PlanComparison:
             why_not = "no finished step of the log has a cost"
     return PlanComparison(
         sizes=(
-            Compared("kv_bytes_per_block", memory.layout.bytes_per_block, layout.bytes_per_block),
-            Compared("num_blocks", memory.num_blocks, started.num_blocks),
-            Compared("max_model_len", memory.max_model_len, started.max_model_len),
-            Compared("max_num_seqs", memory.max_num_seqs, started.scheduler["max_num_seqs"]),
+            SizeComparison("kv_bytes_per_block", memory.layout.bytes_per_block, layout.bytes_per_block),
+            SizeComparison("num_blocks", memory.num_blocks, started.num_blocks),
+            SizeComparison("max_model_len", memory.max_model_len, started.max_model_len),
+            SizeComparison("max_num_seqs", memory.max_num_seqs, started.scheduler["max_num_seqs"]),
         ),
         planned=predicted,
         measured=measured,

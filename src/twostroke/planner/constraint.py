@@ -32,7 +32,7 @@ _COMPUTES = 0.75
 """Share of the working time for prompt arithmetic, above which the scheduler has nothing to gain."""
 _STALLED = 3.0
 """Factor on the usual step above which a decode has waited for a prompt."""
-KEPT = 1.1
+LIMIT_TOLERANCE = 1.1
 """Factor on a limit up to which it counts as kept."""
 _OWN = 0.5
 """Share of the working time outside of the model's operators, above which that time binds."""
@@ -53,10 +53,10 @@ class Binding(StrEnum):
     UNKNOWN = "unknown: too few requests"
 
 
-Found = tuple[Binding, tuple[str, ...]]
+ConstraintVerdict = tuple[Binding, tuple[str, ...]]
 
 
-def constraint_of(found: Signals) -> Found:
+def constraint_of(found: Signals) -> ConstraintVerdict:
     """Return the first constraint that applies, and one sentence for each piece of evidence."""
     if not found.num_steps and not found.busy_s:
         return _without_steps(found)
@@ -70,7 +70,7 @@ def constraint_of(found: Signals) -> Found:
     return _steps(found)
 
 
-def _without_steps(found: Signals) -> Found:
+def _without_steps(found: Signals) -> ConstraintVerdict:
     """Return the verdict on an engine that has finished no step: idle, or not seen long enough."""
     num_asked = sum(found.waiting_by_tenant.values())
     if not num_asked:
@@ -83,19 +83,19 @@ def own_limit_s(found: Signals) -> float | None:
     return SchedulerConfig(**found.started.scheduler).itl_slo_s if found.started else None
 
 
-def _idle(found: Signals) -> Found | None:
+def _idle(found: Signals) -> ConstraintVerdict | None:
     is_chunked = found.started is None or found.started.scheduler["enable_chunked_prefill"]
     limits = (Limit.KV, Limit.SEQS) if is_chunked else (Limit.KV, Limit.SEQS, Limit.TOKENS)
     waits_for_link = found.link_s > _WAITED * found.busy_s
     if found.busy >= _IDLE or waits_for_link or any(found.waited(limit) > _WAITED for limit in limits):
         return None
     own_s = own_limit_s(found)
-    if own_s is not None and found.itl.get("p99", 0.0) > KEPT * own_s:
+    if own_s is not None and found.itl.get("p99", 0.0) > LIMIT_TOLERANCE * own_s:
         return None  # a missed limit is a problem however idle the server is
     return Binding.NONE, (f"steps ran in {found.busy:.0%} of the time, and no request waited long for admission",)
 
 
-def _prompt_compute(found: Signals) -> Found | None:
+def _prompt_compute(found: Signals) -> ConstraintVerdict | None:
     share = found.prompt_s / found.busy_s if found.busy_s else 0.0
     if share < _COMPUTES:
         return None
@@ -106,14 +106,14 @@ def _prompt_compute(found: Signals) -> Found | None:
     )
 
 
-def _link(found: Signals) -> Found | None:
+def _link(found: Signals) -> ConstraintVerdict | None:
     if found.link_s <= _WAITED * found.busy_s or not found.link_bytes:
         return None
     rate = found.link_bytes / max(found.link_busy_s, 1e-9) / 1e6
     return Binding.LINK, (f"KV was awaited for {significant(found.link_s)} s; it came at {significant(rate)} MB/s",)
 
 
-def _admission(found: Signals) -> Found | None:
+def _admission(found: Signals) -> ConstraintVerdict | None:
     """Return KV or slots, whichever made requests wait longer."""
     kv, slots = found.waited(Limit.KV), found.waited(Limit.SEQS)
     if kv > _WAITED and kv >= slots:
@@ -125,7 +125,7 @@ def _admission(found: Signals) -> Found | None:
     return None
 
 
-def _prompts(found: Signals) -> Found | None:
+def _prompts(found: Signals) -> ConstraintVerdict | None:
     tokens = found.waited(Limit.TOKENS)
     if tokens > _WAITED and found.started and not found.started.scheduler["enable_chunked_prefill"]:
         waited = f"a prompt waited in {tokens:.0%} of the working time for a step with room for the whole of it"
@@ -145,19 +145,23 @@ def stalls(found: Signals, factor: float) -> bool:
     Equal quantiles are compared, because other processes on the machine lengthen both.
     """
     stalled, usual = found.stalled_itl, found.decode_step
-    if not usual or stalled.get("count", 0) <= _FEW_GAPS or stalled["p99"] <= KEPT * (own_limit_s(found) or 0.0):
+    if (
+        not usual
+        or stalled.get("count", 0) <= _FEW_GAPS
+        or stalled["p99"] <= LIMIT_TOLERANCE * (own_limit_s(found) or 0.0)
+    ):
         return False
     return any(stalled[quantile] > factor * usual[quantile] for quantile in ("p90", "p99"))
 
 
-def _engine(found: Signals) -> Found | None:
+def _engine(found: Signals) -> ConstraintVerdict | None:
     own = found.own_s / found.busy_s if found.busy_s else 0.0
     if own <= _OWN:
         return None
     return Binding.ENGINE, (f"{own:.0%} of the working time is spent outside of the model's operators",)
 
 
-def _steps(found: Signals) -> Found:
+def _steps(found: Signals) -> ConstraintVerdict:
     """Return compute or memory bandwidth, whichever makes steps long."""
     if found.compute_s > found.memory_s:
         return Binding.COMPUTE, (f"arithmetic binds {found.compute_s / found.busy_s:.0%} of the working time",)
@@ -166,12 +170,12 @@ def _steps(found: Signals) -> Found:
     return Binding.BANDWIDTH, (f"reading memory binds {share:.0%} of the working time", few)
 
 
-LEAST_STEPS = 100
+MIN_DECODE_STEPS = 100
 """Fewest steps without a prompt for a meaningful 99th percentile."""
 
 
 def limit_lines(found: Signals) -> tuple[str, ...]:
-    """Return a sentence for each limit that was missed at the 99th percentile, by more than `KEPT` allows.
+    """Return a sentence for each limit that was missed at the 99th percentile, by more than `LIMIT_TOLERANCE` allows.
 
     No chunk size keeps an ITL limit below the time of decode-only steps; the sentence then says so.
     """
@@ -181,17 +185,17 @@ def limit_lines(found: Signals) -> tuple[str, ...]:
     lines: list[str] = []
     alone_s, itl_s = found.decode_step.get("p99", 0.0), found.itl.get("p99", 0.0)
     limit_s = config.itl_slo_s
-    if limit_s is not None and alone_s > KEPT * limit_s and found.decode_step["count"] >= LEAST_STEPS:
+    if limit_s is not None and alone_s > LIMIT_TOLERANCE * limit_s and found.decode_step["count"] >= MIN_DECODE_STEPS:
         lines.append(
             f"itl_slo {_ms(limit_s)} cannot be kept: a step without any prompt takes {_ms(alone_s)} at the 99th "
             "percentile. Give a larger --itl-slo or fewer --max-num-seqs."
         )
-    elif limit_s is not None and itl_s > KEPT * limit_s:
+    elif limit_s is not None and itl_s > LIMIT_TOLERANCE * limit_s:
         lines.append(
             f"itl_slo {_ms(limit_s)} was missed: the time between tokens is {_ms(itl_s)} at the 99th percentile"
         )
     ttft_s = found.ttft.get("p99", 0.0)
-    if config.ttft_slo_s is not None and ttft_s > KEPT * config.ttft_slo_s:
+    if config.ttft_slo_s is not None and ttft_s > LIMIT_TOLERANCE * config.ttft_slo_s:
         lines.append(f"ttft_slo {_ms(config.ttft_slo_s)} was missed: the TTFT is {_ms(ttft_s)} at the 99th percentile")
     return tuple(lines)
 

@@ -28,20 +28,20 @@ from twostroke.cost.step_model import StepTimeModel
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineLost, EngineStarted, Event
 from twostroke.explain.names import ENGINE, place_of
-from twostroke.measure.from_log import run_of_log
+from twostroke.measure.from_log import run_from_log
 from twostroke.planner.back_test import refusal
 from twostroke.planner.constraint import Binding, constraint_of
 from twostroke.planner.faults import Fault, faults_of
-from twostroke.planner.levers import HELPS, Lever, levers_of
+from twostroke.planner.levers import MIN_LEVER_GAIN, Lever, levers_of
 from twostroke.planner.read_signals import signals_of
 from twostroke.planner.replay import check_predictable, figures, measured_steps, predict, since
 from twostroke.planner.signals import Signals
 from twostroke.served_run import Run
 from twostroke.simulation.after_gap import after_gap
+from twostroke.simulation.complete import check_usable
 from twostroke.simulation.pools import SimulatedPools
-from twostroke.simulation.requests import RecordedRun, recording_of
+from twostroke.simulation.requests import RecordedRun, read_recording
 from twostroke.simulation.settings import WhatIf
-from twostroke.simulation.whole import check_usable
 
 
 def last_run(events: Sequence[Event]) -> tuple[Sequence[Event], int]:
@@ -121,7 +121,7 @@ def diagnose(
     constraint, evidence = constraint_of(signals)
     named = levers_of(constraint, signals, link_bytes_per_s)
     candidates = tuple(lever for lever in named if lever.settings)
-    levers, remark = _tried(candidates, events, step_times, signals) if candidates else ((), "")
+    levers, remark = _predict_levers(candidates, events, step_times, signals) if candidates else ((), "")
     of_runs = f"the log has {num_runs:,} runs; this is the last one" if num_runs > 1 else ""
     return Diagnosis(
         constraint=constraint,
@@ -136,14 +136,14 @@ def diagnose(
     )
 
 
-def _tried(
+def _predict_levers(
     candidates: tuple[Lever, ...], events: Sequence[Event], step_times: StepTimeModel | None, signals: Signals
 ) -> tuple[tuple[Lever, ...], str]:
     """Return the levers that help, and a remark on how they were tried, or why not."""
     try:
         _check_alone(signals)
         known = after_gap(events)
-        recording, measured = recording_of(known), run_of_log(known)
+        recording, measured = read_recording(known), run_from_log(known)
         check_predictable(recording.started)
         model = step_times or fit_log(measured_steps(events), recording.started.process)
     except InvalidParameter as error:  # a pool engine or too few steps: diagnose without predictions
@@ -158,8 +158,8 @@ def _tried(
         return (), f"{REFUSED}: {refused}"
     knows_median = not refusal(before, figures(measured), (_MEDIAN,))
     predicted = [_predicted(lever, before, recording, model, knows_median) for lever in candidates]
-    levers = [lever for lever in _one_of_each(predicted) if lever.gain >= HELPS]
-    remarks = [f"no setting that relieves it is predicted to bring {HELPS - 1:.0%}"] if not levers else []
+    levers = [lever for lever in _best_of_each_name(predicted) if lever.gain >= MIN_LEVER_GAIN]
+    remarks = [f"no setting that relieves it is predicted to bring {MIN_LEVER_GAIN - 1:.0%}"] if not levers else []
     if len(recording.requests) < num_all:
         remarks.append(f"predicted by the last {len(recording.requests):,} of {num_all:,} requests")
     return tuple(sorted(levers, key=lambda lever: (not lever.is_exact, -lever.gain))), "; ".join(remarks)
@@ -189,11 +189,11 @@ def _predicted(
     """
     after = figures(predict(recording, model, WhatIf(settings=lever.settings)).run)
     found = _with_figures(lever, before, after)
-    if lever.metric != _SLOWEST or found.gain >= HELPS or not knows_median:
+    if lever.metric != _SLOWEST or found.gain >= MIN_LEVER_GAIN or not knows_median:
         return found
     by_median = _with_figures(replace(lever, metric=_MEDIAN), before, after)
     pays = all(then <= by_median.gain * now for now, then in by_median.costs.values())
-    return by_median if by_median.gain >= HELPS and pays else found
+    return by_median if by_median.gain >= MIN_LEVER_GAIN and pays else found
 
 
 def _with_figures(lever: Lever, before: dict[str, float], after: dict[str, Any]) -> Lever:
@@ -243,7 +243,7 @@ def _run_since(run: Run, begin_s: float) -> Run:
     return Run(requests, steps, run.duration_s - begin_s)
 
 
-def _one_of_each(levers: Sequence[Lever]) -> list[Lever]:
+def _best_of_each_name(levers: Sequence[Lever]) -> list[Lever]:
     """Keep, among levers of one name, the one that gains most and whose cost is acceptable."""
     sizes: dict[str, list[Lever]] = {}
     for lever in levers:

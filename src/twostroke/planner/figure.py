@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure, style_axes
 from twostroke.planner.plan import Plan
-from twostroke.planner.replay import Replayed
+from twostroke.planner.replay import ReplayResult
 from twostroke.served_run import Run
 
 
@@ -40,15 +40,15 @@ def draw_plan(plan: Plan, path: Path) -> Path:
         axes.set_title(f"{plan.memory.model} on {plan.machine.name}, {plan.context} tokens of context", fontsize=9)
         axes.legend(fontsize=8, frameon=False, loc="upper left")
         xlabel = "output tokens/s of all requests (numbers: requests at once)"
-        finish(axes, legend=False, xlabel=xlabel, ylabel="TPOT, ms")
+        style_axes(axes, legend=False, xlabel=xlabel, ylabel="TPOT, ms")
 
     return save_figure(draw, path, instead="go without the picture (leave --png out)")
 
 
-_OTHERS = ("#0f766e", "#6d28d9", "#b45309", "#be185d")
+_WHAT_IF_COLOURS = ("#0f766e", "#6d28d9", "#b45309", "#be185d")
 
 
-def draw_replayed(found: Replayed, path: Path) -> Path:
+def draw_replayed(found: ReplayResult, path: Path) -> Path:
     """Draw the token gaps and TTFTs of a replay as a PNG, and return its path.
 
     Raises:
@@ -58,7 +58,7 @@ def draw_replayed(found: Replayed, path: Path) -> Path:
         ("measured", found.measured, MEASURED),
         ("predicted as recorded", found.back_test.run, PREDICTED),
         *(
-            (f"what if {what_if.what_if.words}", what_if.run, _OTHERS[i % len(_OTHERS)])
+            (f"what if {what_if.what_if.words}", what_if.run, _WHAT_IF_COLOURS[i % len(_WHAT_IF_COLOURS)])
             for i, what_if in enumerate(found.what_ifs)
         ),
     ]
@@ -76,8 +76,8 @@ def draw_replayed(found: Replayed, path: Path) -> Path:
         gaps.set_yscale("log")
         gaps.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2)
         ylabel = "ms from one token of a request to its next"
-        finish(gaps, legend=False, xlabel="s after the first request", ylabel=ylabel)
-        finish(waits, legend=False, xlabel="TTFT, ms", ylabel="share of the requests")
+        style_axes(gaps, legend=False, xlabel="s after the first request", ylabel=ylabel)
+        style_axes(waits, legend=False, xlabel="TTFT, ms", ylabel="share of the requests")
 
     return save_figure(draw, path, size=(9.0, 4.0), instead="go without the picture (leave --png out)")
 

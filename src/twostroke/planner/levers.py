@@ -16,7 +16,7 @@ from twostroke.planner.constraint import Binding, own_limit_s
 from twostroke.planner.signals import Signals
 from twostroke.simulation.settings import WhatIf
 
-HELPS = 1.10
+MIN_LEVER_GAIN = 1.10
 """Least gain factor that is worth a change of settings."""
 _LIMITS = (3.0, 8.0, 20.0)
 """Factors on the usual step time, as limits of the time between tokens. A tighter limit makes prompts take longer."""
@@ -191,7 +191,7 @@ def _draft_levers(found: Signals, started: EngineStarted) -> list[Lever]:
 def _weight_levers(found: Signals, started: EngineStarted) -> list[Lever]:
     """Return weight formats with fewer bytes, where weights dominate a step's reads and have more bits than that."""
     bits = bits_per_weight(found, started)
-    if bits is None or bits < HELPS * _INT8_BITS:
+    if bits is None or bits < MIN_LEVER_GAIN * _INT8_BITS:
         return []
     measure = f"weights take {bits:.1f} bits each; at most {multiple(bits / _INT8_BITS)} times as good. Measure it"
     return [

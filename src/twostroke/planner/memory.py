@@ -304,7 +304,7 @@ def _sizes_that_fit(prepared: Prepared, fits: Callable[[Prepared], bool]) -> lis
             check_can_split(split, prepared.config, prepared.operators)
         except InvalidParameter:
             continue
-        specs = [spec.of_rank(size) for spec in prepared.config.kv_specs]
+        specs = [spec.for_rank(size) for spec in prepared.config.kv_specs]
         layout = KVLayout.of(specs, block_size=config.cache.block_size, kv_format=prepared.layout.kv_format)
         if fits(replace(prepared, settings=split, layout=layout)):
             return [size]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from twostroke.config.checks import number, switch, text, whole_number, whole_numbers
+from twostroke.config.checks import check_bool, check_int, check_number, check_text, parse_ints
 from twostroke.config.load import MAX_RANKS
 from twostroke.config.pools import MAX_WORKERS
 from twostroke.config.scheduler import MAX_PER_STEP
@@ -74,15 +74,15 @@ class PlanOptions:
         _check_machine(self)
         for name in ("context", "requests", "batch", "max_tokens"):
             if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), 1, MAX_TOKENS)
+                check_int(name, getattr(self, name), 1, MAX_TOKENS)
         if self.prompt is not None:
-            text("prompt", self.prompt)
-        switch("chat", self.chat)
+            check_text("prompt", self.prompt)
+        check_bool("chat", self.chat)
         check_png(self.png)
         self._check_prompt()
         check_price_per_hour(self.price_per_hour)
         if self.link_bytes_per_s is not None:
-            number("link_bytes_per_s", self.link_bytes_per_s, 0, 1e15, "more than 0", low_open=True)
+            check_number("link_bytes_per_s", self.link_bytes_per_s, 0, 1e15, "more than 0", low_open=True)
         _ = self.prompts
         for name in self.others:
             find_device(name, "compare")
@@ -98,7 +98,7 @@ class PlanOptions:
     @property
     def prompts(self) -> tuple[int, ...]:
         """Prompt lengths to plan for."""
-        return whole_numbers("prompt_lengths", self.prompt_lengths, 1, MAX_TOKENS)
+        return parse_ints("prompt_lengths", self.prompt_lengths, 1, MAX_TOKENS)
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -124,13 +124,13 @@ class TraceOptions:
     def __post_init__(self) -> None:
         """Check everything that needs no trace."""
         _check_machine(self)
-        whole_number("trace_divisor", self.trace_divisor, 1)
+        check_int("trace_divisor", self.trace_divisor, 1)
 
 
 def _check_machine(options: PlanOptions | TraceOptions) -> None:
     read_sizes(options, "memory")
     if options.memory is not None:
-        whole_number("memory", options.memory, 1, MAX_BYTES)
+        check_int("memory", options.memory, 1, MAX_BYTES)
     if options.device_name is not None:
         find_device(options.device_name)
 
@@ -191,15 +191,15 @@ class SearchOptions:
             self._refuse_without_search()
             return
         for name in ("ttft_target_s", "tpot_target_s"):
-            number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
-        number("attainment", self.attainment, 0, 1, "more than 0 and at most 1 (a share)", low_open=True)
-        whole_number("trace_divisor", self.trace_divisor, 1)
-        whole_number("num_requests", self.num_requests, MIN_REQUESTS, MAX_REQUESTS)
-        whole_number("seed", self.seed, 0, 2**32 - 1)
-        whole_number("max_workers", self.max_workers, 1, MAX_WORKERS)
-        whole_number("runners_up", self.runners_up, 0, 1000)
+            check_number(name, getattr(self, name), 0, 1e6, "more than 0 and at most 1000000 seconds", low_open=True)
+        check_number("attainment", self.attainment, 0, 1, "more than 0 and at most 1 (a share)", low_open=True)
+        check_int("trace_divisor", self.trace_divisor, 1)
+        check_int("num_requests", self.num_requests, MIN_REQUESTS, MAX_REQUESTS)
+        check_int("seed", self.seed, 0, 2**32 - 1)
+        check_int("max_workers", self.max_workers, 1, MAX_WORKERS)
+        check_int("runners_up", self.runners_up, 0, 1000)
         if self.max_devices is not None:
-            whole_number("max_devices", self.max_devices, 1, 1 << 20)
+            check_int("max_devices", self.max_devices, 1, 1 << 20)
         _ = (self.token_budgets, self.rank_counts, self.factors)
         self._check_workload()
 
@@ -213,12 +213,12 @@ class SearchOptions:
     @property
     def token_budgets(self) -> tuple[int, ...]:
         """Token budgets to try."""
-        return whole_numbers("budgets", self.budgets, 1, MAX_PER_STEP)
+        return parse_ints("budgets", self.budgets, 1, MAX_PER_STEP)
 
     @property
     def rank_counts(self) -> tuple[int, ...] | None:
         """Numbers of ranks to try; None: the default."""
-        return None if self.ranks is None else whole_numbers("ranks", self.ranks, 1, MAX_RANKS)
+        return None if self.ranks is None else parse_ints("ranks", self.ranks, 1, MAX_RANKS)
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -231,7 +231,7 @@ class SearchOptions:
                 raise InvalidParameter(
                     "rate_factors", self.rate_factors, f"has {shown(part)}, which is no number"
                 ) from error
-            number("rate_factors", factor, 0, MAX_FACTOR, f"more than 0 and at most {MAX_FACTOR}", low_open=True)
+            check_number("rate_factors", factor, 0, MAX_FACTOR, f"more than 0 and at most {MAX_FACTOR}", low_open=True)
             found.add(factor)
         if not 0 < len(found) <= MAX_RATE_FACTORS:
             raise InvalidParameter("rate_factors", self.rate_factors, f"must name 1 to {MAX_RATE_FACTORS} rates")
@@ -256,7 +256,7 @@ class SearchOptions:
             if self.trace_divisor != 1:
                 raise InvalidParameter("trace_divisor", self.trace_divisor, "changes nothing without a trace")
             limit = "more than 0 and at most 1000000 requests a second"
-            number("request_rate", self.request_rate, 0, 1e6, limit, low_open=True)
+            check_number("request_rate", self.request_rate, 0, 1e6, limit, low_open=True)
             return
         self._refuse(("request_rate", "input_len", "output_len", "seed"), "changes nothing beside a workload")
         if not self.workload.is_file():  # before a calibration is asked for, which takes minutes

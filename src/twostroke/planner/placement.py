@@ -166,7 +166,7 @@ class Space(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CandidateResult:
     """The results of a candidate."""
 
     candidate: Candidate
@@ -190,10 +190,10 @@ class Found:
 class Ranking:
     """The best candidates, best first; empty where none keeps the limits."""
 
-    places: tuple[Found, ...]
-    unsplit: Found | None
+    places: tuple[CandidateResult, ...]
+    unsplit: CandidateResult | None
     """The best candidate with one process, ranked or not; None: no such candidate keeps the limits."""
-    nearest: Found | None
+    nearest: CandidateResult | None
     """The candidate with the most requests within the limits at the slowest rate, if none keeps them."""
     num_simulations: int
     num_skipped: int
@@ -221,9 +221,9 @@ def search(
         bound: upper bound of a candidate's goodput; None: every candidate is simulated.
         num_places: number of best candidates to return.
     """
-    places: list[Found] = []
-    misses: list[Found] = []
-    unsplit: Found | None = None
+    places: list[CandidateResult] = []
+    misses: list[CandidateResult] = []
+    unsplit: CandidateResult | None = None
     num_simulations = num_skipped = 0
     # one process first: the splits are always compared with it, and the sort below is stable
     order = [c for c in space.candidates if not c.is_split] + [c for c in space.candidates if c.is_split]
@@ -248,16 +248,16 @@ def search(
 
 def _simulate_rates(
     candidate: Candidate, rates: Sequence[float], limits: LatencyLimits, simulate: Simulate
-) -> tuple[Found, int]:
+) -> tuple[CandidateResult, int]:
     """Return the results of a candidate, and the number of simulations."""
     best: PlacementOutcome | None = None
     for num_run, rate in enumerate(rates, 1):
         outcome = simulate(candidate, rate)
         if not outcome.keeps(limits):
-            return Found(candidate, best, outcome), num_run
+            return CandidateResult(candidate, best, outcome), num_run
         if best is None or outcome.goodput > best.goodput:
             best = outcome
-    return Found(candidate, best, None), len(rates)
+    return CandidateResult(candidate, best, None), len(rates)
 
 
 def _nearness(outcome: PlacementOutcome | None) -> tuple[int, float]:

@@ -39,7 +39,7 @@ DRAFTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedUsers:
     """A number of concurrent longest requests, and the number that fits."""
 
     num_requests: int
@@ -78,7 +78,7 @@ class Plan:
     """A decode step with 0 to 8 drafts of each request, as far as a step has room for them."""
     prompt: PromptCost | None
     """Cost of the prompt in question; None: there is none."""
-    asked: Asked | None
+    asked: RequestedUsers | None
     """Whether the number of users fits; None: the question was not asked."""
     raised: str
     """The limits that observed steps raised, in words; empty: none were raised."""
@@ -247,7 +247,7 @@ def _most_verified(options: PlanOptions, config: EngineConfig) -> int:
     return min(MAX_VERIFIED_DRAFTS, config.scheduler.max_num_batched_tokens // options.batch - 1)
 
 
-def _asked(case: _PlanCase, options: PlanOptions, memory: MemoryPlan) -> Asked | None:
+def _asked(case: _PlanCase, options: PlanOptions, memory: MemoryPlan) -> RequestedUsers | None:
     if options.requests is None:
         return None
     most_of_all: int | None = None
@@ -257,7 +257,7 @@ def _asked(case: _PlanCase, options: PlanOptions, memory: MemoryPlan) -> Asked |
         machine, asked = case.machine, replace(case.prepared, settings=whole_card)
         whole = plan_memory(asked, machine.memory_bytes, others_bytes=machine.others_bytes)
         most_of_all = whole.concurrent_requests(memory.max_model_len)
-    return Asked(options.requests, memory.max_concurrent_requests, most_of_all)
+    return RequestedUsers(options.requests, memory.max_concurrent_requests, most_of_all)
 
 
 def _changes(case: _PlanCase, options: PlanOptions) -> tuple[Change, ...]:

@@ -3,7 +3,7 @@
 The events may be incomplete, as no decision is replayed.
 
 The logs of the processes of one server may be read as one. Each process numbers its steps from 0, and has its own
-steps, memory and KV blocks (`_Engine`). Several processes may run a sequence, one after the other (`_Watched`):
+steps, memory and KV blocks (`_Engine`). Several processes may run a sequence, one after the other (`_SequenceState`):
 
     prefill-0.1   arrives ── prompt, first token ── ends, its KV is lent ┐
     decode-0.1                                              arrives ─────┴─ second token … last token
@@ -93,7 +93,7 @@ class _Engine:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _SequenceState:
     """State of one sequence, on any process."""
 
     arrival: Arrival
@@ -115,7 +115,7 @@ class _Reader:
         self.engines = engines or {}
         """Processes by name."""
         self._has_begun = self._has_work = False
-        self._requests: dict[str, _Watched] = {}
+        self._requests: dict[str, _SequenceState] = {}
         """Live sequences by id."""
         self._aborted: set[str] = set()
         """Sequences of pools that the caller ended and that no other process has continued."""
@@ -199,7 +199,7 @@ class _Reader:
     def _engine(self, event: Event) -> _Engine:
         return self.engines.setdefault(event.process, _Engine())
 
-    def _of(self, name: str | None) -> _Watched | None:
+    def _of(self, name: str | None) -> _SequenceState | None:
         return None if name is None else self._requests.get(sequence_of(name))
 
     def _arrived(self, event: RequestArrived) -> None:
@@ -210,7 +210,7 @@ class _Reader:
             known.arrival, known.process, known.name = arrival, event.process, event.request_id
             return
         has_history = arrival.import_id is not None or name != event.request_id
-        self._requests[name] = _Watched(arrival, event.process, event.request_id, has_history)
+        self._requests[name] = _SequenceState(arrival, event.process, event.request_id, has_history)
         waiting = self.found.waiting_by_tenant
         waiting[arrival.tenant] = waiting.get(arrival.tenant, 0) + 1
 
@@ -337,7 +337,7 @@ class _Reader:
             if commit.num_tokens:
                 self._token(watched, event.time_s, is_mixed and strokes.get(commit.request_id) is Stroke.DECODE)
                 watched.preempted_at = 0
-            if commit.finish_reason is not None and not _goes_on(watched, commit, event.process):
+            if commit.finish_reason is not None and not _continues_elsewhere(watched, commit, event.process):
                 self.found.num_requests += 1
                 self.found.num_errors += commit.finish_reason is FinishReason.ERROR
                 del self._requests[sequence_of(commit.request_id)]
@@ -350,7 +350,7 @@ class _Reader:
         if commit.finish_reason is not None and not is_pool_process(process):
             self._served.discard(name)  # a later request may use the name again; in a pool, another process goes on
 
-    def _token(self, watched: _Watched, time_s: float, beside_prompts: bool) -> None:
+    def _token(self, watched: _SequenceState, time_s: float, beside_prompts: bool) -> None:
         if watched.last_token_s is not None:
             gap_s = time_s - watched.last_token_s
             self._itl.append(gap_s)
@@ -364,7 +364,7 @@ class _Reader:
         watched.last_token_s = time_s
 
 
-def _goes_on(watched: _Watched, commit: Commit, process: str) -> bool:
+def _continues_elsewhere(watched: _SequenceState, commit: Commit, process: str) -> bool:
     """Return whether the sequence goes on at another process of its pool, which fetches its KV or already runs it."""
     is_lent = watched.arrival.lend_as is not None and commit.finish_reason is FinishReason.LENGTH
     return is_lent or watched.process != process

@@ -19,17 +19,17 @@ from twostroke.cost.step_fit import TimedStep, fit_log, quality_of
 from twostroke.cost.step_model import FitQuality, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, MeasurementBegan
-from twostroke.measure.from_log import run_of_log
+from twostroke.measure.from_log import run_from_log
 from twostroke.measure.summary import summarize
 from twostroke.planner.back_test import refusal, too_few
 from twostroke.scheduler.replay import DecisionDifference, replay
 from twostroke.served_run import Run
+from twostroke.simulation.complete import check_complete
 from twostroke.simulation.observed import observed_steps
 from twostroke.simulation.pools import KVHandovers, PoolSimulation
-from twostroke.simulation.requests import RecordedRun, SimulatedRequest, faster, recording_of
+from twostroke.simulation.requests import RecordedRun, SimulatedRequest, read_recording, sped_up
 from twostroke.simulation.settings import WhatIf, check_rate_factor, rehash_for_block_size
 from twostroke.simulation.simulate import simulate
-from twostroke.simulation.whole import check_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayResult:
     """Results of a replay."""
 
     difference: DecisionDifference | None
@@ -72,7 +72,7 @@ class Replayed:
 
 def replay_log(
     events: Sequence[Event], what_ifs: Sequence[WhatIf] = (), step_times: StepTimeModel | None = None
-) -> Replayed:
+) -> ReplayResult:
     """Replay a log of one engine, and predict it with other settings.
 
     Args:
@@ -83,17 +83,17 @@ def replay_log(
     Raises:
         InvalidParameter: the log has a gap, no steps, or is of a pool; or settings are out of range or have no effect.
     """
-    check_whole(events)
-    recording = recording_of(events)
+    check_complete(events)
+    recording = read_recording(events)
     check_predictable(recording.started)
-    measured, steps = run_of_log(events), measured_steps(events)
+    measured, steps = run_from_log(events), measured_steps(events)
     for what_if in what_ifs:
         check_rate_factor(what_if, recording.requests, measured.duration_s)
         what_if.apply(recording.started)  # check before anything is predicted
     model = step_times or fit_log(steps, recording.started.process)
     back_test = predict(recording, model, WhatIf())
     refused = too_few(len(measured.requests)) or refusal(figures(back_test.run), figures(measured))
-    return Replayed(
+    return ReplayResult(
         difference=replay(events),
         num_steps=len(observed_steps(events)),
         measured=measured,
@@ -141,7 +141,7 @@ def predict(
     """Simulate a recorded run with other settings; `ended` is called after each request."""
     started, pools = what_if.apply(recording.started), what_if.pools
     before, after = recording.started.layout["block_size"], started.layout["block_size"]
-    requests = rehash_for_block_size(faster(recording.requests, what_if.request_rate_factor), before, after)
+    requests = rehash_for_block_size(sped_up(recording.requests, what_if.request_rate_factor), before, after)
     began_s = time.perf_counter()
     # the step budget starts with unscaled step times and adapts to the simulated ones
     if SchedulerConfig(**started.scheduler).has_slo:

@@ -47,7 +47,7 @@ _SEARCH_OPTIONS = {"memory", "device_name", "price_per_hour", "link_bytes_per_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
+class SearchResult:
     """Results of a search."""
 
     model: str
@@ -67,7 +67,7 @@ class Searched:
     """Name of a device: GPU or core."""
 
 
-def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOptions) -> Searched:
+def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOptions) -> SearchResult:
     """Search the placements of a model.
 
     Args:
@@ -132,7 +132,7 @@ def search_placement(config: EngineConfig, plan: PlanOptions, options: SearchOpt
         )
     if ranking.nearest is not None:
         raise _unreachable(ranking, options.limits, len(fitting))
-    return Searched(
+    return SearchResult(
         model=first.prepared.path.name,
         machine="this machine" if plan.device_name is None else find_device(plan.device_name)[0],
         predicted_by=first.predicted_by,

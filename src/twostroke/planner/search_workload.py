@@ -16,10 +16,10 @@ from twostroke.planner.back_test import MIN_REQUESTS, TOO_FEW_REASON, too_few
 from twostroke.planner.options import SearchOptions
 from twostroke.planner.replay import since
 from twostroke.request import Arrival
-from twostroke.simulation.requests import SimulatedRequest, recording_of
+from twostroke.simulation.complete import check_usable
+from twostroke.simulation.requests import SimulatedRequest, read_recording
 from twostroke.simulation.settings import rehash_for_block_size
 from twostroke.simulation.trace import is_trace, read_trace, trace_requests
-from twostroke.simulation.whole import check_usable
 
 _KINDS_OF_FILE = "Name a Mooncake trace, or an event log that serve --event-log wrote."
 
@@ -98,7 +98,7 @@ def _of_log(path: Path, options: SearchOptions, block_size: int) -> SearchWorklo
     with _named(path), consistent_events((path,), "workload"):
         events = list(read_events(path))
         check_usable(events)
-        recording = recording_of(events)
+        recording = read_recording(events)
     ran = [replace(one, ended_after_s=None) for one in recording.requests if one.num_outputs]
     few = too_few(len(ran))
     if few:

@@ -13,7 +13,7 @@ from twostroke.plain_words import deviation, multiple
 from twostroke.planner.after_run import PlanComparison
 from twostroke.planner.back_test import errors
 from twostroke.planner.memory import KVKind, MemoryPlan
-from twostroke.planner.plan import MAX_VERIFIED_DRAFTS, Asked, Plan
+from twostroke.planner.plan import MAX_VERIFIED_DRAFTS, Plan, RequestedUsers
 from twostroke.planner.prompt_cost import PromptCost
 from twostroke.planner.show_replay import cells, table_of
 from twostroke.planner.what_if import Change, PlanFigures
@@ -147,7 +147,7 @@ def _prompt(plan: Plan, prompt: PromptCost) -> str:
     return "\n".join(lines)
 
 
-def _users(plan: Plan, asked: Asked) -> str:
+def _users(plan: Plan, asked: RequestedUsers) -> str:
     """Return whether the requested number of users fits, in words, with the limit."""
     memory = plan.memory
     more = "" if asked.most_of_all is None else f", {asked.most_of_all:,} at 100%"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from twostroke.plain_words import counted, deviation
 from twostroke.planner.back_test import LIMIT, errors, unreliable
-from twostroke.planner.replay import Predicted, Replayed, figures
+from twostroke.planner.replay import Predicted, ReplayResult, figures
 from twostroke.planner.trace_replay import TraceReplayResult
 from twostroke.planner.words import significant
 from twostroke.tables import plain_table, print_line, print_table
@@ -22,7 +22,7 @@ _RATES = ("output_tok_s", "requests_per_s", "duration_s")
 _COUNTS = ("num_steps", "num_preemptions", "num_cached_tokens")
 
 
-def print_replayed(found: Replayed, console: Console | None = None) -> None:
+def print_replayed(found: ReplayResult, console: Console | None = None) -> None:
     """Print whether decisions are the same, the errors of predictions, and the figures with other settings."""
     console = console or Console()
     say = partial(print_line, console=console, markup=True)
@@ -59,7 +59,7 @@ def print_speed_and_what_ifs(say: Callable[[str], None], predicted: Predicted, w
             say(f"  {_words_of_pools(other)}")
 
 
-def replayed_json(found: Replayed) -> dict[str, Any]:
+def replayed_json(found: ReplayResult) -> dict[str, Any]:
     """Return the replay as JSON for programs; times in seconds."""
     measured, predicted = figures(found.measured), figures(found.back_test.run)
     return {
@@ -78,7 +78,7 @@ def replayed_json(found: Replayed) -> dict[str, Any]:
     }
 
 
-def _withheld(found: Replayed) -> list[str]:
+def _withheld(found: ReplayResult) -> list[str]:
     """Return the figures that are withheld from what-ifs."""
     return unreliable(figures(found.back_test.run), figures(found.measured))
 
@@ -103,7 +103,7 @@ def _words_of_pools(predicted: Predicted) -> str:
     return f"each process on a machine of its own, {pace}; {went}{lost}"
 
 
-def _table(found: Replayed) -> Table:
+def _table(found: ReplayResult) -> Table:
     measured, back_test = figures(found.measured), figures(found.back_test.run)
     off_by = {name: deviation(error) for name, error in errors(back_test, measured).items()}
     columns = {"measured": cells(measured), "predicted": cells(back_test), "off by": off_by}

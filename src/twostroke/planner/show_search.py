@@ -14,16 +14,16 @@ from rich.table import Table
 from twostroke.batch import Limit
 from twostroke.cost.price import cost_per_million_tokens
 from twostroke.plain_words import counted, multiple
-from twostroke.planner.placement import Found, PlacementOutcome
-from twostroke.planner.search import Searched
+from twostroke.planner.placement import CandidateResult, PlacementOutcome
+from twostroke.planner.search import SearchResult
 from twostroke.planner.words import milliseconds, significant
 from twostroke.tables import plain_table, print_line, print_table
 
-_Cell = Callable[[Found, PlacementOutcome], str]
+_Cell = Callable[[CandidateResult, PlacementOutcome], str]
 _SCHEDULER_LIMITS = {Limit.TOKENS: "the token budget", Limit.SEQS: "slots (max_num_seqs)", Limit.KV: "KV blocks"}
 
 
-def print_search(found: Searched, console: Console | None = None) -> None:
+def print_search(found: SearchResult, console: Console | None = None) -> None:
     """Print the winner, the runners-up, and whether a split pays."""
     console = console or Console()
     say = partial(print_line, console=console)
@@ -52,7 +52,7 @@ def print_search(found: Searched, console: Console | None = None) -> None:
         say(line)
 
 
-def conclusions(found: Searched) -> list[str]:
+def conclusions(found: SearchResult) -> list[str]:
     """Return the conclusions that the table does not show, one sentence per line."""
     winner, unsplit = found.ranking.places[0], found.ranking.unsplit
     lines = [f"best: {winner.candidate}; {binds(winner)}"]
@@ -72,7 +72,7 @@ def conclusions(found: Searched) -> list[str]:
     return lines
 
 
-def binds(found: Found) -> str:
+def binds(found: CandidateResult) -> str:
     """Return the limit that keeps a candidate from more goodput."""
     if found.missed is None:
         return "it keeps the limits at every rate that was tried (add faster --rate-factors)"
@@ -86,14 +86,14 @@ def binds(found: Found) -> str:
     return words if scheduler is None else f"{words}; its steps were limited most by {scheduler}"
 
 
-def num_replicas(found: Searched, of: Found) -> int | None:
+def num_replicas(found: SearchResult, of: CandidateResult) -> int | None:
     """Return how many copies of a candidate the workload's own rate needs; None where all requests arrive at once."""
     if found.workload.span_s <= 0 or of.best is None:
         return None
     return math.ceil(1 / of.best.rate_factor)
 
 
-def price_per_million(found: Searched, of: Found) -> float | None:
+def price_per_million(found: SearchResult, of: CandidateResult) -> float | None:
     """Return the price of a million output tokens at the candidate's best rate; None without a price."""
     if found.price_per_device_hour is None or of.best is None:
         return None
@@ -101,7 +101,7 @@ def price_per_million(found: Searched, of: Found) -> float | None:
     return cost_per_million_tokens(per_hour, of.best.output_tokens_per_s)
 
 
-def searched_json(found: Searched) -> dict[str, Any]:
+def searched_json(found: SearchResult) -> dict[str, Any]:
     """Return the results as JSON for programs; times in seconds."""
     workload, ranking = found.workload, found.ranking
     return {
@@ -131,7 +131,7 @@ def searched_json(found: Searched) -> dict[str, Any]:
     }
 
 
-def _place_json(found: Searched, one: Found) -> dict[str, Any]:
+def _place_json(found: SearchResult, one: CandidateResult) -> dict[str, Any]:
     assert one.best is not None, "a candidate with a place keeps the limits"
     candidate = one.candidate
     return {
@@ -157,7 +157,7 @@ def _place_json(found: Searched, one: Found) -> dict[str, Any]:
     }
 
 
-def _notes(found: Searched) -> list[str]:
+def _notes(found: SearchResult) -> list[str]:
     notes: list[str] = []
     for number, why in (
         (found.workload.num_too_long, "they are longer than a worker takes"),
@@ -176,7 +176,7 @@ def _notes(found: Searched) -> list[str]:
     return [*notes, *found.notes]
 
 
-def _tables(found: Searched) -> Iterator[Table]:
+def _tables(found: SearchResult) -> Iterator[Table]:
     """Yield a table of the places with their throughput, then one of their times; each fits into 80 columns."""
     candidates: dict[str, _Cell] = {"P:D": lambda one, _: _split(one)}
     if len({one.threads for one in found.space.candidates}) > 1:
@@ -205,7 +205,7 @@ def _tables(found: Searched) -> Iterator[Table]:
     )
 
 
-def _table(found: Searched, columns: Mapping[str, _Cell]) -> Table:
+def _table(found: SearchResult, columns: Mapping[str, _Cell]) -> Table:
     """Return a row for each place and for the best single process."""
     table = plain_table((), ("#", *columns), gap=1)
     rows = list(found.ranking.places)
@@ -218,6 +218,6 @@ def _table(found: Searched, columns: Mapping[str, _Cell]) -> Table:
     return table
 
 
-def _split(found: Found) -> str:
+def _split(found: CandidateResult) -> str:
     candidate = found.candidate
     return f"{candidate.prefill}:{candidate.decode}" if candidate.is_split else "one"

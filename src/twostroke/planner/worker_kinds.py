@@ -19,7 +19,7 @@ from twostroke.planner.devices import devices
 from twostroke.planner.machine import prepared_for, published_machine
 from twostroke.planner.memory import MemoryPlan
 from twostroke.planner.options import PlanOptions, SearchOptions
-from twostroke.startup.calibrated import find_calibration, why_not
+from twostroke.startup.calibrated import find_calibration, mismatch_reason
 from twostroke.startup.preparation import prepare
 from twostroke.startup.prepared import Prepared
 
@@ -148,7 +148,7 @@ def _calibrated(config: EngineConfig, options: SearchOptions, notes: list[str]) 
         if of_file.model != model_name(config.load.model):
             limit = f"is of {of_file.model}, not of {model_name(config.load.model)}"
             raise InvalidParameter("calibrations", str(path), limit, "Give files of the model that is searched.")
-        reason = why_not(of_file, load, config.cache)
+        reason = mismatch_reason(of_file, load, config.cache)
         if reason:
             remedy = "Calibrate on this machine with the settings that are searched, and with --output."
             raise InvalidParameter("calibrations", str(path), reason, remedy)

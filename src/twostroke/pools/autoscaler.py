@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.config.checks import number, whole_number
+from twostroke.config.checks import check_int, check_number
 from twostroke.config.pools import ScalingConfig
 
 _MOST = float(1 << 53)
@@ -61,11 +61,11 @@ class PrefillLoad:
 
     def __post_init__(self) -> None:
         """Check that all values are in range."""
-        whole_number("num_queued_prompt_tokens", self.num_queued_prompt_tokens, 0)
-        number("prompt_tokens_per_s", self.prompt_tokens_per_s, 0, _MOST, "0 or more tokens a second")
+        check_int("num_queued_prompt_tokens", self.num_queued_prompt_tokens, 0)
+        check_number("prompt_tokens_per_s", self.prompt_tokens_per_s, 0, _MOST, "0 or more tokens a second")
         if self.prefill_tokens_per_s is not None:
             limit = "more than 0 tokens a second, or nothing while it is not measured"
-            number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
+            check_number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +94,12 @@ class DecodeLoad:
     def __post_init__(self) -> None:
         """Check that all values are in range."""
         for name in ("num_sequences", "num_used_blocks"):
-            whole_number(name, getattr(self, name), 0)
+            check_int(name, getattr(self, name), 0)
         for name in ("num_blocks", "max_num_seqs"):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         for name in ("step_s", "step_s_per_sequence"):
             if getattr(self, name) is not None:
-                number(name, getattr(self, name), 0, _MOST, "0 or more seconds")
+                check_number(name, getattr(self, name), 0, _MOST, "0 or more seconds")
 
 
 class ScalingReason(enum.StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from twostroke.config.checks import number
+from twostroke.config.checks import check_number
 from twostroke.pools.member import Member
 
 
@@ -30,7 +30,7 @@ class Links:
         Raises:
             InvalidParameter: the rate is not above 0.
         """
-        number("bytes_per_s", bytes_per_s, 0, 1e18, "more than 0 bytes a second", low_open=True)
+        check_number("bytes_per_s", bytes_per_s, 0, 1e18, "more than 0 bytes a second", low_open=True)
         self._bytes_per_s[prefill_id, decode_id] = float(bytes_per_s)
         self._bytes_per_s.move_to_end((prefill_id, decode_id))
         if len(self._bytes_per_s) > self._max_links:

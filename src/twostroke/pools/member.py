@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from twostroke.config.checks import number, whole_number
+from twostroke.config.checks import check_int, check_number
 
 
 class Role(enum.StrEnum):
@@ -107,18 +107,18 @@ class Member:
     def __post_init__(self) -> None:
         """Check ranges: a member reports these values itself, and one bad value would distort every comparison."""
         for name in ("num_queued_prompt_tokens", "num_running", "num_waiting", "num_blocks"):
-            whole_number(name, getattr(self, name), 0)
+            check_int(name, getattr(self, name), 0)
         for name in ("max_num_seqs", "block_size", "kv_bytes_per_token", "num_layers"):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         limit = f"at most num_blocks, {self.num_blocks}"
-        whole_number("num_free_blocks", self.num_free_blocks, 0, self.num_blocks, limit=limit)
+        check_int("num_free_blocks", self.num_free_blocks, 0, self.num_blocks, limit=limit)
         if self.prefill_tokens_per_s is not None:
             limit = "more than 0 tokens a second, or nothing while it is not measured"
-            number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
+            check_number("prefill_tokens_per_s", self.prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
         for name in ("step_s", "silent_s"):
-            number(name, getattr(self, name), 0, _MOST, "0 or more seconds")
+            check_number(name, getattr(self, name), 0, _MOST, "0 or more seconds")
         if self.step_s_per_sequence is not None:
-            number("step_s_per_sequence", self.step_s_per_sequence, 0, _MOST, "0 or more seconds")
+            check_number("step_s_per_sequence", self.step_s_per_sequence, 0, _MOST, "0 or more seconds")
 
     @property
     def takes_requests(self) -> bool:

@@ -108,25 +108,25 @@ class MemberState:
 class PrefillSide(NamedTuple):
     """A request at a member that may compute its prompt. A tuple, as DecodeSide, because each decision creates many."""
 
-    standing: MemberState
+    state: MemberState
     num_cached_tokens: int
     queue_s: float
     prefill_s: float
     late_tokens: float
 
     @classmethod
-    def of(cls, standing: MemberState, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
+    def of(cls, state: MemberState, request: RouteRequest, num_cached_tokens: int) -> PrefillSide:
         """Return the figures; at least one token is computed, because the first output token needs its state."""
         num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens - 1)
-        prefill_s = (request.num_prompt_tokens - num_cached_tokens) * standing.prefill_s_per_token
-        late_tokens = prefill_s * standing.late_tokens_per_s
-        return cls(standing, num_cached_tokens, standing.queue_s, prefill_s, late_tokens)
+        prefill_s = (request.num_prompt_tokens - num_cached_tokens) * state.prefill_s_per_token
+        late_tokens = prefill_s * state.late_tokens_per_s
+        return cls(state, num_cached_tokens, state.queue_s, prefill_s, late_tokens)
 
 
 class DecodeSide(NamedTuple):
     """A request at a member that may decode it."""
 
-    standing: MemberState
+    state: MemberState
     num_cached_tokens: int
     slot_s: float
     tail_s: float
@@ -135,24 +135,24 @@ class DecodeSide(NamedTuple):
     decode_s: float
 
     @classmethod
-    def of(cls, standing: MemberState, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
+    def of(cls, state: MemberState, request: RouteRequest, num_cached_tokens: int) -> DecodeSide:
         """Return the figures, without checking that the request fits (`num_blocks_needed`)."""
-        member = standing.member
+        member = state.member
         num_tail = request.num_prompt_tokens % max(member.block_size, request.block_size)
         num_missing_tokens = max(0, request.num_prompt_tokens - num_tail - num_cached_tokens)
         # cached blocks without other users count as free, so they save nothing here
-        num_missing = num_blocks_needed(request, member) - (member.num_blocks - standing.num_used_blocks)
-        decode_s = request.num_output_tokens * standing.step_s
-        slot_s = max(standing.queue_s, standing.num_departures * decode_s / member.max_num_seqs)
+        num_missing = num_blocks_needed(request, member) - (member.num_blocks - state.num_used_blocks)
+        decode_s = request.num_output_tokens * state.step_s
+        slot_s = max(state.queue_s, state.num_departures * decode_s / member.max_num_seqs)
         if num_missing > 0:  # streams that hold blocks have to end first; assume one if none is known
-            num_streams = max(1, standing.num_streams)
-            num_ends = math.ceil(num_missing * num_streams / max(1, standing.num_used_blocks))
+            num_streams = max(1, state.num_streams)
+            num_ends = math.ceil(num_missing * num_streams / max(1, state.num_used_blocks))
             slot_s = max(slot_s, num_ends * decode_s / num_streams)
         return cls(
-            standing,
+            state,
             num_cached_tokens,
             slot_s,
-            num_tail * standing.prefill_s_per_token,
+            num_tail * state.prefill_s_per_token,
             num_missing_tokens * member.kv_bytes_per_token,
             decode_s,
         )
@@ -175,7 +175,7 @@ def local_cost_s(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -
     return decode.slot_s + here.prefill_s + here.late_tokens * config.late_token_s + decode.decode_s
 
 
-def goes_on_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> float:
+def decode_start_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> float:
     """Return the time until the second token of a handed-over request can be computed.
 
     A prompt of 1 s whose KV takes 1 s, in ten layers, does not take 2 s:
@@ -185,25 +185,25 @@ def goes_on_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float) -> fl
     ...                 kv_bytes_per_token=1, num_layers=10, prefill_tokens_per_s=10)
     >>> standing = MemberState.of(member, PlacedLoad(), RoutingConfig())
     >>> request = RouteRequest(num_prompt_tokens=10, num_output_tokens=1, block_size=10)
-    >>> goes_on_s(PrefillSide.of(standing, request, 0), DecodeSide.of(standing, request, 0), transfer_s=1.0)
+    >>> decode_start_s(PrefillSide.of(standing, request, 0), DecodeSide.of(standing, request, 0), transfer_s=1.0)
     1.1
     """
     fetched_s = max(prefill.queue_s, decode.slot_s) + transfer_s
-    last_layer_s = transfer_s / prefill.standing.member.num_layers
+    last_layer_s = transfer_s / prefill.state.member.num_layers
     return max(prefill.queue_s + prefill.prefill_s, fetched_s) + last_layer_s + decode.tail_s
 
 
 def hand_over_cost_s(prefill: PrefillSide, decode: DecodeSide, transfer_s: float, config: RoutingConfig) -> float:
     """Return the cost of the prompt at one member and decode at another."""
     late_s = prefill.late_tokens * config.late_token_s
-    return goes_on_s(prefill, decode, transfer_s) + config.hand_over_s + late_s + decode.decode_s
+    return decode_start_s(prefill, decode, transfer_s) + config.hand_over_s + late_s + decode.decode_s
 
 
 def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig) -> RoutePrediction:
     """Return the prediction with the figures of `local_cost_s`."""
     return RoutePrediction(
         prefill_id=None,
-        decode_id=decode.standing.member.member_id,
+        decode_id=decode.state.member.member_id,
         num_cached_tokens=here.num_cached_tokens,
         queue_s=decode.slot_s,
         prefill_s=here.prefill_s,
@@ -213,7 +213,7 @@ def predicted_local(here: PrefillSide, decode: DecodeSide, config: RoutingConfig
         late_tokens=here.late_tokens,
         decode_s=decode.decode_s,
         cost_s=local_cost_s(here, decode, config),
-        assumed_tokens_per_s=here.standing.assumed_tokens_per_s,
+        assumed_tokens_per_s=here.state.assumed_tokens_per_s,
     )
 
 
@@ -228,17 +228,17 @@ def predicted_hand_over(
     measured."""
     ttft_s = prefill.queue_s + prefill.prefill_s
     return RoutePrediction(
-        prefill_id=prefill.standing.member.member_id,
-        decode_id=decode.standing.member.member_id,
+        prefill_id=prefill.state.member.member_id,
+        decode_id=decode.state.member.member_id,
         num_cached_tokens=prefill.num_cached_tokens,
         queue_s=prefill.queue_s,
         prefill_s=prefill.prefill_s,
         transfer_s=transfer_s,
-        exposed_s=goes_on_s(prefill, decode, transfer_s) - ttft_s,
+        exposed_s=decode_start_s(prefill, decode, transfer_s) - ttft_s,
         ttft_s=ttft_s,
         late_tokens=prefill.late_tokens,
         decode_s=decode.decode_s,
         cost_s=hand_over_cost_s(prefill, decode, transfer_s, config),
-        assumed_tokens_per_s=prefill.standing.assumed_tokens_per_s,
+        assumed_tokens_per_s=prefill.state.assumed_tokens_per_s,
         assumed_bytes_per_s=assumed_bytes_per_s,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 
 
 class PrefixIndex:
@@ -34,7 +34,7 @@ class PrefixIndex:
     __slots__ = ("_hashes", "max_hashes")
 
     def __init__(self, max_hashes: int) -> None:
-        whole_number("max_hashes", max_hashes, 1)
+        check_int("max_hashes", max_hashes, 1)
         self.max_hashes = max_hashes
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
         """Hashes in order; the first one is forgotten next."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twostroke.config.checks import number
+from twostroke.config.checks import check_number
 from twostroke.errors import InvalidParameter
 from twostroke.pools.autoscaler import streams_within_target
 
@@ -88,13 +88,15 @@ def suggested_ratio(
     (6, 4)
     """
     limit = "more than 0"
-    number("prefill_tokens_per_s", prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
-    number("step_s", step_s, 0, _MOST, "0 or more seconds")
-    number("step_s_per_sequence", step_s_per_sequence, 0, _MOST, "0 or more seconds")
-    number("step_s", step_s + step_s_per_sequence, 0, _MOST, "more than 0 where a stream adds nothing", low_open=True)
-    number("tpot_target_s", tpot_target_s, 0, _MOST, limit, low_open=True)
+    check_number("prefill_tokens_per_s", prefill_tokens_per_s, 0, _MOST, limit, low_open=True)
+    check_number("step_s", step_s, 0, _MOST, "0 or more seconds")
+    check_number("step_s_per_sequence", step_s_per_sequence, 0, _MOST, "0 or more seconds")
+    check_number(
+        "step_s", step_s + step_s_per_sequence, 0, _MOST, "more than 0 where a stream adds nothing", low_open=True
+    )
+    check_number("tpot_target_s", tpot_target_s, 0, _MOST, limit, low_open=True)
     for name, rate in (("prompt_tokens_per_s", prompt_tokens_per_s), ("output_tokens_per_s", output_tokens_per_s)):
-        number(name, rate, 0, _MOST, "0 or more tokens a second")
+        check_number(name, rate, 0, _MOST, "0 or more tokens a second")
     num_streams = streams_within_target(step_s, step_s_per_sequence, tpot_target_s, max_num_seqs)
     decode_tokens_per_s = num_streams / (step_s + num_streams * step_s_per_sequence)
     return SuggestedRatio(

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class RouteRequest:
     def __post_init__(self) -> None:
         """Check that all counts are valid."""
         for name in ("num_prompt_tokens", "num_output_tokens", "block_size"):
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         most = self.num_prompt_tokens // self.block_size
         limit = f"at most {most} hashes, one for each full block of {self.num_prompt_tokens} tokens"
-        whole_number("block_hashes", len(self.block_hashes), 0, most, limit=limit)
+        check_int("block_hashes", len(self.block_hashes), 0, most, limit=limit)
 
 
 class RouteReason(enum.StrEnum):
@@ -61,7 +61,7 @@ class RouteReason(enum.StrEnum):
     SHORT_REMAINDER = "short_remainder"
     """The uncached part of the prompt is computed sooner than a hand-over is arranged."""
     PREFILL_BUSY = "prefill_busy"
-    """The main obstacle to a hand-over is the prefill member's queue. why_alone.py finds this and the next three
+    """The main obstacle to a hand-over is the prefill member's queue. no_handover.py finds this and the next three
     reasons."""
     SLOW_LINK = "slow_link"
     """The main obstacle is the time of the KV transfer."""

@@ -37,6 +37,8 @@ from twostroke.config.pools import RoutingConfig
 from twostroke.pools.directory import PrefixDirectory
 from twostroke.pools.links import Links
 from twostroke.pools.member import Member
+from twostroke.pools.member_list import MemberList, MembersByLoad
+from twostroke.pools.no_handover import no_handover_reason
 from twostroke.pools.prediction import (
     DecodeSide,
     PlacedLoad,
@@ -47,9 +49,7 @@ from twostroke.pools.prediction import (
     predicted_hand_over,
     predicted_local,
 )
-from twostroke.pools.roster import MemberList, MembersByLoad
 from twostroke.pools.route import Route, RoutePrediction, RouteReason, RouteRequest
-from twostroke.pools.why_alone import why_alone
 
 REPORTS_EVERY_S = 0.2
 """Minimum seconds between two updates of a member's figures; requests sent to it count at once."""
@@ -75,25 +75,25 @@ class Router:
 
     def __init__(self, config: RoutingConfig) -> None:
         self._config = config
-        self._roster = MemberList(config)
+        self._members = MemberList(config)
         self._links = Links(config.max_links)
         self._prefixes = PrefixDirectory(max_holders=2 * config.num_candidates)
 
     def __len__(self) -> int:
         """Return the number of members, ready or not."""
-        return len(self._roster)
+        return len(self._members)
 
     def put(self, member: Member) -> None:
         """Add a member, or take its report. If its epoch has changed, its cache is empty and its links are unknown."""
-        if member.member_id in self._roster and self._roster[member.member_id].member.epoch != member.epoch:
+        if member.member_id in self._members and self._members[member.member_id].member.epoch != member.epoch:
             self.remove(member.member_id)
-        self._roster.put(member)
+        self._members.put(member)
         most = min(self._config.max_hashes, member.num_blocks // self._config.hash_stride)
         self._prefixes.open(member.member_id, max(1, most))
 
     def remove(self, member_id: str) -> None:
         """Remove a member, and forget everything about it."""
-        self._roster.remove(member_id)
+        self._members.remove(member_id)
         self._prefixes.close(member_id)
         self._links.forget(member_id)
 
@@ -107,20 +107,26 @@ class Router:
             return
         num_tokens = request.num_prompt_tokens - chosen.num_cached_tokens
         decode_id, prefill_id = chosen.decode_id, chosen.prefill_id
-        if decode_id in self._roster:
-            member = self._roster[decode_id].member
+        if decode_id in self._members:
+            member = self._members[decode_id].member
             num_blocks = num_blocks_needed(request, member)
-            self._roster.place(decode_id, PlacedLoad(0 if prefill_id else num_tokens, 1, num_blocks))
+            self._members.place(decode_id, PlacedLoad(0 if prefill_id else num_tokens, 1, num_blocks))
             if prefill_id is None or self._has_same_numerics(prefill_id, decode_id):
                 self._remember(decode_id, request)
-        if prefill_id is not None and prefill_id in self._roster:
-            self._roster.place(prefill_id, PlacedLoad(num_tokens))
+        if prefill_id is not None and prefill_id in self._members:
+            self._members.place(prefill_id, PlacedLoad(num_tokens))
             self._remember(prefill_id, request)
 
     def _has_same_numerics(self, prefill_id: str, decode_id: str) -> bool:
         """Return whether two members' numerics are equal, so that KV from a hand-over is found by later requests."""
-        giver, taker = (self._roster[i].member if i in self._roster else None for i in (prefill_id, decode_id))
-        return giver is not None and taker is not None and giver.numerics == taker.numerics
+        prefill_member, decode_member = (
+            self._members[i].member if i in self._members else None for i in (prefill_id, decode_id)
+        )
+        return (
+            prefill_member is not None
+            and decode_member is not None
+            and prefill_member.numerics == decode_member.numerics
+        )
 
     def computed(self, member_id: str, block_hashes: Sequence[bytes]) -> None:
         """Record a member's report that it has these blocks of a chain, from the start on."""
@@ -147,8 +153,8 @@ class Router:
         keys = self._strided(request.block_hashes)
         decodes = self._decode_sides(request, keys)
         if not decodes:
-            return self._stand_in(request, keys) or self._nowhere(request)
-        alone = [(PrefillSide.of(side.standing, request, side.num_cached_tokens), side) for side in decodes]
+            return self._route_to_prefill(request, keys) or self._unroutable(request)
+        alone = [(PrefillSide.of(side.state, request, side.num_cached_tokens), side) for side in decodes]
         local = predicted_local(*min(alone, key=self._local_key), self._config)
         if not request.may_be_handed_over:
             return self._local_route(local, None, RouteReason.NOT_ALLOWED)
@@ -157,22 +163,24 @@ class Router:
         pair = self._best_pair(request, keys, decodes)
         if pair is None:
             return self._local_route(local, None, self._no_pair_reason(request, local.decode_id))
-        giver, taker = (side.standing.member for side in pair[:2])
-        handed = predicted_hand_over(*pair, self._config, self._links.assumed_bytes_per_s(giver, taker))
+        prefill_member, decode_member = (side.state.member for side in pair[:2])
+        handed = predicted_hand_over(
+            *pair, self._config, self._links.assumed_bytes_per_s(prefill_member, decode_member)
+        )
         if handed.cost_s < local.cost_s:
             reason = RouteReason.HAND_OVER_PAYS
             return Route(
                 prefill_id=handed.prefill_id, decode_id=handed.decode_id, reason=reason, hand_over=handed, local=local
             )
-        return self._local_route(local, handed, why_alone(request, pair, local, self._config))
+        return self._local_route(local, handed, no_handover_reason(request, pair, local, self._config))
 
-    def _stand_in(self, request: RouteRequest, keys: Sequence[bytes]) -> Route | None:
+    def _route_to_prefill(self, request: RouteRequest, keys: Sequence[bytes]) -> Route | None:
         """Return a route to a prefill member that also decodes.
 
         None if a decode member takes requests, or no prefill member has room.
         """
-        order = self._roster.for_prefill
-        if len(self._roster.for_decode) or not len(order):
+        order = self._members.for_prefill
+        if len(self._members.for_decode) or not len(order):
             return None
         ids = dict.fromkeys([*order.first(self._config.num_candidates), *self._holders(keys, order)])
         ways = [
@@ -187,16 +195,16 @@ class Router:
 
     def _decode_sides(self, request: RouteRequest, keys: Sequence[bytes]) -> list[DecodeSide]:
         """Return the candidates with room for the request; if none has, all decode members with room."""
-        most, roster = self._config.num_candidates, self._roster
-        nearest = dict.fromkeys(roster.for_decode.first(most) + roster.for_both.first(most))
-        nearest.update(dict.fromkeys(self._holders(keys, roster.for_decode)))
+        most, members = self._config.num_candidates, self._members
+        nearest = dict.fromkeys(members.for_decode.first(most) + members.for_both.first(most))
+        nearest.update(dict.fromkeys(self._holders(keys, members.for_decode)))
         sides = [self._decode_side(i, request, keys) for i in nearest if self._fits(i, request)]
-        if not sides and len(roster.for_decode) > len(nearest):
-            sides = [self._decode_side(i, request, keys) for i in roster.for_decode if self._fits(i, request)]
+        if not sides and len(members.for_decode) > len(nearest):
+            sides = [self._decode_side(i, request, keys) for i in members.for_decode if self._fits(i, request)]
         return sides
 
     def _best_pair(self, request: RouteRequest, keys: Sequence[bytes], decodes: Sequence[DecodeSide]) -> Pair | None:
-        most, order = self._config.num_candidates, self._roster.for_prefill
+        most, order = self._config.num_candidates, self._members.for_prefill
         ids = dict.fromkeys([*order.first(most), *self._holders(keys, order)])
         prefills = [self._prefill_side(i, request, keys) for i in ids if self._holds_prompt(i, request)]
         prefills.sort(key=self._prefill_key)
@@ -205,31 +213,33 @@ class Router:
         best: Pair | None = None
         best_key = (math.inf, "", "")
         for prefill in prefills[: 2 * most]:
-            giver = prefill.standing.member
+            prefill_member = prefill.state.member
             if self._prefill_key(prefill)[0] + least_s > best_key[0]:
                 break  # later ones cost more: transfer and tail are at least 0
             for decode in nearest:
-                taker = decode.standing.member
-                if giver.member_id == taker.member_id or not _kv_fits(giver, taker):
+                decode_member = decode.state.member
+                if prefill_member.member_id == decode_member.member_id or not _kv_fits(prefill_member, decode_member):
                     continue
-                transfer_s = _transfer_bytes(giver, decode) / self._links.bytes_per_s(giver, taker)
+                transfer_s = _transfer_bytes(prefill_member, decode) / self._links.bytes_per_s(
+                    prefill_member, decode_member
+                )
                 cost_s = hand_over_cost_s(prefill, decode, transfer_s, self._config)
-                key = (cost_s, giver.member_id, taker.member_id)
+                key = (cost_s, prefill_member.member_id, decode_member.member_id)
                 if key < best_key:
                     best, best_key = (prefill, decode, transfer_s), key
         return best
 
     def _no_pair_reason(self, request: RouteRequest, decode_id: str) -> RouteReason:
         """Return why no prefill member can compute the prompt for a decode member."""
-        ready = [member_id for member_id in self._roster.for_prefill if member_id != decode_id]
+        ready = [member_id for member_id in self._members.for_prefill if member_id != decode_id]
         if not ready:
             return RouteReason.NO_PREFILL_MEMBER
         if not any(self._holds_prompt(member_id, request) for member_id in ready):
             return RouteReason.PROMPT_TOO_LARGE
         return RouteReason.KV_DOES_NOT_FIT
 
-    def _nowhere(self, request: RouteRequest) -> Route:
-        members = list(self._roster.members)
+    def _unroutable(self, request: RouteRequest) -> Route:
+        members = list(self._members.members)
         decoding = [member for member in members if member.role.decodes]
         ready = [member for member in decoding if member.takes_requests]
         if ready:
@@ -260,21 +270,21 @@ class Router:
         return [member_id for member_id in found if member_id in order][:most]
 
     def _fits(self, member_id: str, request: RouteRequest) -> bool:
-        member = self._roster[member_id].member
+        member = self._members[member_id].member
         return num_blocks_needed(request, member) <= member.num_blocks
 
     def _holds_prompt(self, member_id: str, request: RouteRequest) -> bool:
-        member = self._roster[member_id].member
+        member = self._members[member_id].member
         return request.num_prompt_tokens < member.num_blocks * member.block_size
 
     def _prefill_side(self, member_id: str, request: RouteRequest, keys: Sequence[bytes]) -> PrefillSide:
-        return PrefillSide.of(self._roster[member_id], request, self._num_cached_tokens(member_id, request, keys))
+        return PrefillSide.of(self._members[member_id], request, self._num_cached_tokens(member_id, request, keys))
 
     def _decode_side(self, member_id: str, request: RouteRequest, keys: Sequence[bytes]) -> DecodeSide:
-        return DecodeSide.of(self._roster[member_id], request, self._num_cached_tokens(member_id, request, keys))
+        return DecodeSide.of(self._members[member_id], request, self._num_cached_tokens(member_id, request, keys))
 
     def _num_cached_tokens(self, member_id: str, request: RouteRequest, keys: Sequence[bytes]) -> int:
-        if request.block_size % self._roster[member_id].member.block_size:
+        if request.block_size % self._members[member_id].member.block_size:
             return 0
         return self._prefixes.depth(member_id, keys) * self._config.hash_stride * request.block_size
 
@@ -283,38 +293,40 @@ class Router:
         return block_hashes[stride - 1 :: stride]
 
     def _remember(self, member_id: str, request: RouteRequest) -> None:
-        if request.block_size % self._roster[member_id].member.block_size == 0:
+        if request.block_size % self._members[member_id].member.block_size == 0:
             self._prefixes.add(member_id, self._strided(request.block_hashes))
 
     def _local_key(self, way: tuple[PrefillSide, DecodeSide]) -> tuple[float, str]:
-        return local_cost_s(*way, self._config), way[1].standing.member.member_id
+        return local_cost_s(*way, self._config), way[1].state.member.member_id
 
     def _prefill_key(self, side: PrefillSide) -> tuple[float, str]:
         cost_s = side.queue_s + side.prefill_s + side.late_tokens * self._config.late_token_s
-        return cost_s, side.standing.member.member_id
+        return cost_s, side.state.member.member_id
 
     def _decode_key(self, side: DecodeSide) -> tuple[float, str]:
-        member = side.standing.member
+        member = side.state.member
         travel_s = side.transfer_bytes / member.transport.assumed_bytes_per_s
         return side.slot_s + travel_s + side.tail_s + side.decode_s, member.member_id
 
     def check_invariants(self) -> None:
         """Check the invariants of all parts."""
-        self._roster.check_invariants()
+        self._members.check_invariants()
         self._prefixes.check_invariants()
 
 
-def _kv_fits(giver: Member, taker: Member) -> bool:
+def _kv_fits(prefill_member: Member, decode_member: Member) -> bool:
     """Return whether one member's blocks can be converted into the other's; the transport compares everything else when
     it connects."""
-    small, large = sorted((giver.block_size, taker.block_size))
-    is_converted = giver.numerics != taker.numerics
-    return large % small == 0 and (is_converted or giver.kv_bytes_per_token == taker.kv_bytes_per_token)
+    small, large = sorted((prefill_member.block_size, decode_member.block_size))
+    is_converted = prefill_member.numerics != decode_member.numerics
+    return large % small == 0 and (
+        is_converted or prefill_member.kv_bytes_per_token == decode_member.kv_bytes_per_token
+    )
 
 
-def _transfer_bytes(giver: Member, decode: DecodeSide) -> float:
+def _transfer_bytes(prefill_member: Member, decode: DecodeSide) -> float:
     """Return the bytes to transfer, in the lender's format."""
-    taker = decode.standing.member
-    if giver.kv_bytes_per_token == taker.kv_bytes_per_token:
+    decode_member = decode.state.member
+    if prefill_member.kv_bytes_per_token == decode_member.kv_bytes_per_token:
         return decode.transfer_bytes
-    return decode.transfer_bytes * giver.kv_bytes_per_token / taker.kv_bytes_per_token
+    return decode.transfer_bytes * prefill_member.kv_bytes_per_token / decode_member.kv_bytes_per_token

@@ -73,7 +73,7 @@ class BranchBlocks:
         self._kv = kv
         self._block_size = kv.layout.block_size
 
-    def place(self, rows: Iterable[RequestRow], table: RequestTable, num_tokens: int) -> list[Branch]:
+    def allocate(self, rows: Iterable[RequestRow], table: RequestTable, num_tokens: int) -> list[Branch]:
         """Give blocks to branches, as far as there are any, and copy the known part of each first page.
 
         Args:
@@ -101,7 +101,7 @@ class BranchBlocks:
                         self._copy(group_id, int(group[row.index, first_page]), ids[0])
         return branches
 
-    def keep(self, branch: Branch, num_tokens: int, table: RequestTable) -> None:
+    def commit(self, branch: Branch, num_tokens: int, table: RequestTable) -> None:
         """Copy the pages of a branch's first `num_tokens` tokens to the sequence, because these were accepted."""
         num_pages = (branch.begin + num_tokens - 1) // self._block_size + 1 - branch.first_page
         for group_id, (group, ids) in enumerate(zip(table.block_tables, branch.page_ids, strict=True)):

@@ -16,9 +16,9 @@ MIN_OWN_SHARE = 0.85
 MAX_OTHER_SHARE, MAX_OTHERS = 0.1, 0.5
 """Share of all processors, and number of processors, that other processes may keep busy; an idle machine stays below
 them. One process on a core of its own can take half of the memory's bandwidth, of however many cores."""
-MOST_WAIT_S = 10.0
+MAX_WAIT_S = 10.0
 """Seconds to wait for other measurements, each of which takes less than a second."""
-_LOOK_EVERY_S = 0.02
+_POLL_INTERVAL_S = 0.02
 _TICKS_OF_CPU = slice(1, 9)
 """Fields: user, nice, system, idle, iowait, irq, softirq, steal."""
 _IDLE = (3, 4)
@@ -34,7 +34,7 @@ class ContentionReading(NamedTuple):
     """Processor time of all processes, stolen time included; None where the system does not report it."""
 
 
-class Contention(Protocol):
+class ContentionDetector(Protocol):
     """Protocol for detecting other work between two moments."""
 
     def read(self) -> ContentionReading:
@@ -46,7 +46,7 @@ class Contention(Protocol):
         ...
 
 
-class Meter:
+class ContentionMeter:
     """Comparison of this process's processor time with the clock and with that of all processes.
 
     Args:
@@ -86,7 +86,7 @@ class Meter:
 
 
 @contextlib.contextmanager
-def one_at_a_time(folder: Path | None = None, patience_s: float = MOST_WAIT_S) -> Generator[None]:
+def measurement_lock(folder: Path | None = None, timeout_s: float = MAX_WAIT_S) -> Generator[None]:
     """Wait until no other process of this user measures, and keep others waiting meanwhile.
 
     The wait is bounded, so that a process stopped during its measurement does not block others. A measurement made
@@ -95,7 +95,7 @@ def one_at_a_time(folder: Path | None = None, patience_s: float = MOST_WAIT_S) -
 
     Args:
         folder: folder of the lock; default: the system's folder for temporary files.
-        patience_s: seconds to wait at most.
+        timeout_s: seconds to wait at most.
     """
     path = (folder or Path(tempfile.gettempdir())) / f"twostroke-measuring-{_user()}.lock"
     try:
@@ -105,21 +105,21 @@ def one_at_a_time(folder: Path | None = None, patience_s: float = MOST_WAIT_S) -
         yield
         return
     try:
-        _lock(fcntl, descriptor, patience_s)
+        _lock(fcntl, descriptor, timeout_s)
         yield
     finally:
         os.close(descriptor)  # releases the lock
 
 
-def _lock(fcntl: Any, descriptor: int, patience_s: float) -> None:
-    deadline_s = time.monotonic() + patience_s
+def _lock(fcntl: Any, descriptor: int, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= deadline_s:
                 return None
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def _read() -> ContentionReading:

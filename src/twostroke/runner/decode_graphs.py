@@ -37,7 +37,7 @@ _PART_ROWS_RATIO = 4
 """Ratio of the partial results of two successive sizes of graphs. Each partial result of a layer is a program, whether
 a step needs it or not: a graph for 1,024 of them would launch 8,192 programs a layer where a step of one sequence has
 64."""
-_LEAST_PART_ROWS = 16
+_MIN_PART_ROWS = 16
 _BUCKET_STEP = 8
 """Step between bucket sizes of decodes above this size."""
 MIXED_TOKENS = 1024
@@ -46,7 +46,7 @@ takes to launch the kernels."""
 MIXED_CONTEXT = 16_384
 """Longest context of such a pass, in tokens. Contexts are not split in it, because most of the programs that a pass
 would need room for would be idle. A GPU takes as long for a longer context as the host takes to launch all kernels."""
-_MIXED_EVERY = 64
+_MIXED_BUCKET_STEP = 64
 _MIXED_BUCKETS_PER_DOUBLING = 8
 
 
@@ -133,7 +133,7 @@ def mixed_bucket_of(num_tokens: int) -> int:
     >>> [mixed_bucket_of(n) for n in (2, 65, 512, 513, 640, 1000)]
     [64, 128, 512, 640, 640, 1024]
     """
-    step = max(_MIXED_EVERY, (1 << (num_tokens - 1).bit_length()) // _MIXED_BUCKETS_PER_DOUBLING)
+    step = max(_MIXED_BUCKET_STEP, (1 << (num_tokens - 1).bit_length()) // _MIXED_BUCKETS_PER_DOUBLING)
     return -(-num_tokens // step) * step
 
 
@@ -146,14 +146,14 @@ def largest_pass(max_num_seqs: int, max_num_tokens: int) -> int:
     return max(bucket_of(max_num_seqs), mixed_bucket_of(min(MIXED_TOKENS, max_num_tokens)))
 
 
-def room_for(num_part_rows: int) -> int:
+def part_rows_bucket(num_part_rows: int) -> int:
     """Return the partial results of the smallest recorded pass that fits `num_part_rows`.
 
-    >>> [room_for(n) for n in (0, 1, 16, 17, 65, 1024)]
+    >>> [part_rows_bucket(n) for n in (0, 1, 16, 17, 65, 1024)]
     [0, 16, 16, 64, 256, 1024]
     """
     room = PART_ROWS if num_part_rows else 0
-    while room // _PART_ROWS_RATIO >= max(num_part_rows, _LEAST_PART_ROWS):
+    while room // _PART_ROWS_RATIO >= max(num_part_rows, _MIN_PART_ROWS):
         room //= _PART_ROWS_RATIO
     return room
 
@@ -192,7 +192,7 @@ class DecodeGraphs:
         self._max_num_tokens = largest_pass(max_num_seqs, max_num_tokens)
         self._input_ids, self._positions = torch.zeros(2, self._max_num_tokens, dtype=torch.int64, device=device)
         self._passes: dict[FixedSize, _RecordedPass] = {}
-        self._num_wanted = Counter[FixedSize]()
+        self._num_requested = Counter[FixedSize]()
         self._failed = set[FixedSize]()
         """Sizes that could not be recorded; their kernels are launched one by one."""
 
@@ -230,7 +230,7 @@ class DecodeGraphs:
             num_tokens=room,
             num_seqs=room if are_decodes else min(room, self._max_num_seqs),
             max_blocks=self._max_blocks,
-            num_part_rows=room_for(num_part_rows),
+            num_part_rows=part_rows_bucket(num_part_rows),
         )
         recorded = self._passes.get(size) or self._record(size)
         if recorded is None:
@@ -247,8 +247,8 @@ class DecodeGraphs:
         return replay
 
     def _record(self, size: FixedSize) -> _RecordedPass | None:
-        self._num_wanted[size] += 1
-        if self._num_wanted[size] == 1 or size in self._failed:
+        self._num_requested[size] += 1
+        if self._num_requested[size] == 1 or size in self._failed:
             return None
         num_tokens = size.num_tokens
         of_groups = zip(self._attention, self._layout.shapes, strict=True)

@@ -20,22 +20,22 @@ from twostroke.runner.launched_step import Draw, LaunchedStep
 from twostroke.runner.model_runner import ModelRunner, RunnerParts
 from twostroke.sampling.sampler import SampledTokens, Sampler
 from twostroke.sampling.state import SamplingState
-from twostroke.speculation.proposer import ComputedSpan, DraftRequest, Proposer, TargetStep, Watcher
+from twostroke.speculation.proposer import ComputedSpan, DraftRequest, FeatureObserver, Proposer, TargetStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Path:
+class DraftPath:
     """Continuation of a sequence, verified from its last known token on."""
 
     token_ids: tuple[int, ...]
-    drawn: Sequence[int]
+    drawn_rows: Sequence[int]
     """Rows of the tokens drawn: after the last known token, and after each draft."""
     branch: Branch | None = None
     """Branch that holds the path; None for the chain."""
 
-    def num_standing(self, token_ids: Sequence[int]) -> int:
+    def num_accepted(self, token_ids: Sequence[int]) -> int:
         """Return how many of its drafts equal the token drawn in their place."""
-        pairs = zip(self.token_ids, self.drawn, strict=False)
+        pairs = zip(self.token_ids, self.drawn_rows, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: token_ids[pair[1]] == pair[0], pairs))
 
 
@@ -43,13 +43,13 @@ class Path:
 class SpeculativeStep(LaunchedStep):
     """Step with drafts."""
 
-    watcher: Watcher | None = None
+    observer: FeatureObserver | None = None
     features: torch.Tensor | None = None
     """Hidden features of the layers that the watcher asked for."""
     draft_time_s: float = 0.0
-    paths: dict[int, list[Path]] = field(default_factory=dict[int, list[Path]])
+    paths: dict[int, list[DraftPath]] = field(default_factory=dict[int, list[DraftPath]])
     """Paths by row of the table; the chain comes first."""
-    taken: dict[int, Branch] = field(default_factory=dict[int, Branch])
+    accepted_branches: dict[int, Branch] = field(default_factory=dict[int, Branch])
     """Accepted branches by row of the table, for rows that did not follow the chain."""
 
 
@@ -79,29 +79,29 @@ class SpeculativeModelRunner(ModelRunner):
     ) -> None:
         super().__init__(model, kv, sampler, max_model_len=max_model_len, grammars=grammars, parts=parts)
         self._proposer = proposer
-        self._watcher = proposer if isinstance(proposer, Watcher) else None
+        self._observer = proposer if isinstance(proposer, FeatureObserver) else None
         self._branches = BranchBlocks(kv) if kv.branch_ids else None
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> LaunchedStep:
         """Get drafts from the proposer, and launch a step that verifies them."""
-        self._begin(batch)
+        self._prepare_pass(batch)
         begin_s = time.perf_counter()
-        self._guess(batch)
+        self._propose_drafts(batch)
         draft_time_s = time.perf_counter() - begin_s
         inputs = build_input_batch(batch, self._table)
-        branches = self._branches.place(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
+        branches = self._branches.allocate(inputs.rows, self._table, len(inputs.input_ids)) if self._branches else []
         flat = append_branches(inputs, branches, self._table) if branches else inputs
         input_ids, positions = self._to_device(flat.input_ids), self._to_device(flat.positions)
-        watcher = self._watcher_for(batch)
+        observer = self._watcher_for(batch)
         begin_s = time.perf_counter()
-        if watcher is None:
+        if observer is None:
             hidden = self._prepare(flat, positions)(input_ids)
             features = hidden[:, :0]
         else:
-            hidden, features = self._watched(watcher, flat, positions, input_ids)
+            hidden, features = self._run_observed(observer, flat, positions, input_ids)
         step = SpeculativeStep(batch, inputs, hidden, begin_s)
-        step.watcher, step.features, step.draft_time_s = watcher, features, draft_time_s
+        step.observer, step.features, step.draft_time_s = observer, features, draft_time_s
         if len(inputs.sampling_seqs):
             step.draw = self._draw(step, branches)
         return step
@@ -109,23 +109,23 @@ class SpeculativeModelRunner(ModelRunner):
     def close(self) -> None:
         """Release the proposer, too."""
         super().close()
-        del self._branches, self._proposer, self._watcher
+        del self._branches, self._proposer, self._observer
 
-    def _watched(
-        self, watcher: Watcher, flat: InputBatch, positions: torch.Tensor, input_ids: torch.Tensor
+    def _run_observed(
+        self, observer: FeatureObserver, flat: InputBatch, positions: torch.Tensor, input_ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a pass with the features that the watcher needs, and return hidden states and features."""
-        attention, layers = self._attention(flat), watcher.feature_layers
+        attention, layers = self._attention(flat), observer.feature_layers
         if layers:
             return self._model.forward_with_features(input_ids, positions, attention, self._kv, layers)
         hidden = self._model.forward(input_ids, positions, attention, self._kv)
         return hidden, hidden[:, :0]
 
-    def _watcher_for(self, batch: ScheduledBatch) -> Watcher | None:
+    def _watcher_for(self, batch: ScheduledBatch) -> FeatureObserver | None:
         """Return the watcher if it observes this step."""
-        if self._watcher is None or not self._watcher.watches(batch.num_prefill_tokens > 0):
+        if self._observer is None or not self._observer.needs_step(batch.num_prefill_tokens > 0):
             return None
-        return self._watcher
+        return self._observer
 
     def _remove_row(self, request_id: str) -> RequestRow | None:
         row = super()._remove_row(request_id)
@@ -143,7 +143,7 @@ class SpeculativeModelRunner(ModelRunner):
         )
         self._proposer.forget(row.index, first)  # its data in these blocks belonged to another request
 
-    def _guess(self, batch: ScheduledBatch) -> None:
+    def _propose_drafts(self, batch: ScheduledBatch) -> None:
         """Write drafts into the slots that the batch reserved for them."""
         rows: list[RequestRow] = []
         requests: list[DraftRequest] = []
@@ -174,17 +174,17 @@ class SpeculativeModelRunner(ModelRunner):
         states: list[SamplingState] = []
         for row in rows:
             first = len(states)
-            step.paths[row.index] = [Path(row.drafts, range(first, first + 1 + len(row.drafts)))]
+            step.paths[row.index] = [DraftPath(row.drafts, range(first, first + 1 + len(row.drafts)))]
             states.append(row.sampling)
             for draft in row.drafts:
-                states.append(states[-1].ahead((draft,)))
+                states.append(states[-1].after_tokens((draft,)))
         for branch in branches:
             known = step.paths[branch.row.index]
             behind = range(len(states), len(states) + len(branch.token_ids))
-            known.append(Path(branch.token_ids, (known[0].drawn[0], *behind), branch))
+            known.append(DraftPath(branch.token_ids, (known[0].drawn_rows[0], *behind), branch))
             state = branch.row.sampling
             for draft in branch.token_ids:
-                state = state.ahead((draft,))
+                state = state.after_tokens((draft,))
                 states.append(state)
         return Draw(self._logits(step.hidden, places), states)
 
@@ -192,16 +192,16 @@ class SpeculativeModelRunner(ModelRunner):
         result = super()._result_of(step)
         assert isinstance(step, SpeculativeStep), f"{step}"
         draft_time_s = step.draft_time_s
-        if step.watcher is not None and step.features is not None:
+        if step.observer is not None and step.features is not None:
             begin_s = time.perf_counter()
-            reads = self._reads(step, result.requests)
-            step.watcher.observe(TargetStep(step.hidden, step.features, reads, self._table.block_tables))
+            reads = self._target_reads(step, result.requests)
+            step.observer.observe(TargetStep(step.hidden, step.features, reads, self._table.block_tables))
             draft_time_s += time.perf_counter() - begin_s
         return replace(result, draft_time_s=draft_time_s)
 
-    def _reads(self, step: SpeculativeStep, results: Sequence[RequestResult]) -> list[ComputedSpan]:
+    def _target_reads(self, step: SpeculativeStep, results: Sequence[RequestResult]) -> list[ComputedSpan]:
         """Return the tokens of each request that were computed to stay: none after an error, and no rejected drafts."""
-        inputs, taken = step.inputs, step.taken
+        inputs, taken = step.inputs, step.accepted_branches
         reads: list[ComputedSpan] = []
         firsts, begins = inputs.query_start_loc.tolist(), inputs.positions[inputs.query_start_loc[:-1]].tolist()
         known = self._table.num_tokens[inputs.row_indexes].tolist()
@@ -235,15 +235,15 @@ class SpeculativeModelRunner(ModelRunner):
             if not self._table.has(request_id, row):  # the request has ended meanwhile
                 continue
             paths = step.paths[row.index]
-            path = max(paths, key=lambda path: path.num_standing(token_ids)) if len(paths) > 1 else paths[0]
-            if path.drawn[0] in sampled.errors:
-                results[seq] = RequestResult(request_id, (), error=sampled.errors[path.drawn[0]])
+            path = max(paths, key=lambda path: path.num_accepted(token_ids)) if len(paths) > 1 else paths[0]
+            if path.drawn_rows[0] in sampled.errors:
+                results[seq] = RequestResult(request_id, (), error=sampled.errors[path.drawn_rows[0]])
                 continue
-            kept = self._stand(row, path, token_ids, sampled.errors)
+            kept = self._accept(row, path, token_ids, sampled.errors)
             if path.branch is not None and self._branches is not None:
-                self._branches.keep(path.branch, len(kept), self._table)
-                step.taken[row.index] = path.branch
-            found = [sampled.logprobs[i] for i in path.drawn[: len(kept)]]
+                self._branches.commit(path.branch, len(kept), self._table)
+                step.accepted_branches[row.index] = path.branch
+            found = [sampled.logprobs[i] for i in path.drawn_rows[: len(kept)]]
             logprobs = tuple(TokenLogprobs(*entry) for entry in found if entry is not None)
             num_drafts = max(len(path.token_ids) for path in paths)  # the most that could be accepted
             results[seq] = RequestResult(
@@ -254,10 +254,12 @@ class SpeculativeModelRunner(ModelRunner):
         return results
 
     @staticmethod
-    def _stand(row: RequestRow, path: Path, token_ids: Sequence[int], errors: Mapping[int, str]) -> tuple[int, ...]:
+    def _accept(
+        row: RequestRow, path: DraftPath, token_ids: Sequence[int], errors: Mapping[int, str]
+    ) -> tuple[int, ...]:
         """Return the drawn tokens that are kept along a path, and append them to the row's sampling state."""
         kept: list[int] = []
-        for i, draft in zip(path.drawn, (*path.token_ids, None), strict=True):
+        for i, draft in zip(path.drawn_rows, (*path.token_ids, None), strict=True):
             if i in errors:  # the next step draws there first, and reports the error
                 break
             kept.append(token_ids[i])

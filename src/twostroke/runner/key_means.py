@@ -92,7 +92,7 @@ def key_means(
     config = model.config
     token_ids = token_ids[: min(MIN_POSITIONS, config.max_context)]
     num_tokens = len(token_ids)
-    specs = [spec.of_rank(split.size) for spec in config.kv_specs]
+    specs = [spec.for_rank(split.size) for spec in config.kv_specs]
     kv_format = resolve_kv_format("auto", str(dtype).removeprefix("torch."))
     layout = KVLayout.of(specs, block_size=_BLOCK_SIZE, kv_format=kv_format)
     kv = KVStorage(layout, layout.run_blocks(num_tokens), device)

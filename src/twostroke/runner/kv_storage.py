@@ -12,7 +12,7 @@ from twostroke.kernels.memory import large_pages
 from twostroke.kv_cache.layout import KVGroup, KVLayout, PageIds
 from twostroke.layers.attention import AttentionLayout
 
-_MOST_IDS = 1 << 31
+_MAX_IDS = 1 << 31
 """Limit of ids, which kernels take as int32."""
 
 
@@ -139,7 +139,7 @@ def _pages_of(blocks: Tensor, layout: KVLayout, group: KVGroup, ids: PageIds) ->
     """View all blocks, bytes [num_blocks, bytes_per_block], as the pages of one group, by their ids."""
     num_heads, head_bytes = group.spec.num_kv_heads, layout.bytes_per_head(group)
     num_ids = max(0, blocks.numel() - layout.bytes_per_page(group) + ids.bytes_per_id) // ids.bytes_per_id
-    assert num_ids <= _MOST_IDS, f"{blocks.numel():,} bytes in steps of {ids.bytes_per_id}"
+    assert num_ids <= _MAX_IDS, f"{blocks.numel():,} bytes in steps of {ids.bytes_per_id}"
     sizes = (num_ids, len(group.layer_ids), 2, num_heads, head_bytes)
     strides = (ids.bytes_per_id, layout.bytes_per_layer(group), num_heads * head_bytes, head_bytes, 1)
     return blocks.as_strided(sizes, strides)

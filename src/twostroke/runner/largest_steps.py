@@ -43,7 +43,7 @@ def largest_steps(size: StepLimits, layout: KVLayout) -> Iterator[tuple[tuple[Ne
         The requests of a batch, to be announced first, and the batch.
     """
     ended: tuple[str, ...] = ()
-    context, asks = tuple(i % 2 for i in range(size.longest)), _everything(size.max_logprobs)
+    context, asks = tuple(i % 2 for i in range(size.longest)), _all_options(size.max_logprobs)
     fewest = -(-size.max_tokens // size.longest)
     most = max(fewest, min(size.max_rows, size.max_tokens))
     for step, lengths in enumerate(
@@ -66,7 +66,7 @@ def largest_steps(size: StepLimits, layout: KVLayout) -> Iterator[tuple[tuple[Ne
         ended = tuple(request.request_id for request in requests)
 
 
-def _everything(max_logprobs: int) -> SamplingParams:
+def _all_options(max_logprobs: int) -> SamplingParams:
     """Return settings with penalties, which copy the logits, with filters, and with log-probabilities of both kinds."""
     return SamplingParams(
         max_tokens=1,

@@ -27,7 +27,7 @@ from twostroke.cost.step_cost import MachineLimits
 from twostroke.kernels.interface import Operators
 from twostroke.kernels.memory import large_pages
 from twostroke.kernels.quantized_weight import quantize_per_channel
-from twostroke.runner.contention import Contention, ContentionReading, Meter, one_at_a_time
+from twostroke.runner.contention import ContentionDetector, ContentionMeter, ContentionReading, measurement_lock
 
 _MATRIX_SIDE, _SMALL_SIDE = 1024, 256
 _LEAST_SHARE, _LONG_S = 0.1, 0.02
@@ -44,7 +44,7 @@ _LEAST_SERIES, _LEAST_S = 3, 0.2
 """Least number of series, and their least seconds together, from which a result counts as quiet."""
 AGREEMENT = 0.85
 """Share of the best rate that the median of these series reaches where nothing disturbs them."""
-_PATIENCE_S = 0.7
+_TIMEOUT_S = 0.7
 """Seconds after which no new series begins: an engine at start-up does not wait longer for others to pause."""
 
 
@@ -106,9 +106,9 @@ def measure_machine_limits(
         before = torch.get_num_threads()
         torch.set_num_threads(num_threads)
         try:
-            with one_at_a_time():
+            with measurement_lock():
                 probe = MachineProbe(dtype, device, int8, read)
-                meter = Meter(num_threads) if device.type == "cpu" else _NoMeter()
+                meter = ContentionMeter(num_threads) if device.type == "cpu" else _NoMeter()
                 _measured[key] = best_of_series(probe.measure, meter)
         finally:
             torch.set_num_threads(before)
@@ -125,7 +125,7 @@ def _place_of(step_bytes: float | None, num_pieces: int) -> int:
     return next(fitting, num_pieces - 1)
 
 
-def best_of_series(measure: Callable[[], MachineSeries], meter: Contention) -> tuple[MachineSeries, bool]:
+def best_of_series(measure: Callable[[], MachineSeries], meter: ContentionDetector) -> tuple[MachineSeries, bool]:
     """Return the best of several series; stop after some in a row that were quiet.
 
     Args:
@@ -147,7 +147,7 @@ def best_of_series(measure: Callable[[], MachineSeries], meter: Contention) -> t
         is_contended = meter.was_contended(readings[first or 0], readings[-1])
         if first is not None and not is_contended and _agree(series[first:], best):
             return best, False
-        is_late = readings[-1].wall_s - readings[0].wall_s > _PATIENCE_S
+        is_late = readings[-1].wall_s - readings[0].wall_s > _TIMEOUT_S
         if is_late and (is_contended or len(series) >= _LEAST_SERIES):
             return best, True
 
@@ -275,7 +275,7 @@ def int8_rate(operators: Operators, dtype: torch.dtype, device: torch.device, si
 
 def _best_of(work: Callable[[], object], device: torch.device, repeats: int = _REPEATS) -> float:
     if device.type == "cuda":
-        return min(seconds_on_card(work) for _ in range(repeats))
+        return min(gpu_seconds(work) for _ in range(repeats))
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -284,7 +284,7 @@ def _best_of(work: Callable[[], object], device: torch.device, repeats: int = _R
     return best
 
 
-def seconds_on_card(work: Callable[[], object]) -> float:
+def gpu_seconds(work: Callable[[], object]) -> float:
     """Return seconds of work on this thread's card, by its own clock; launching and waiting may take the host
     longer."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -26,7 +26,7 @@ class MemoryReading:
 class MemoryProbe(Protocol):
     """Measurement of the memory of a model's device."""
 
-    def around(self, work: Callable[[], object]) -> MemoryReading:
+    def measure(self, work: Callable[[], object]) -> MemoryReading:
         """Run `work`, which must free all it allocates, and measure."""
         ...
 
@@ -41,7 +41,7 @@ class CudaProbe:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def around(self, work: Callable[[], object]) -> MemoryReading:
+    def measure(self, work: Callable[[], object]) -> MemoryReading:
         """Measure around `work`. Other processes' memory may change meanwhile. It is counted afterwards, when CUDA has
         loaded the code that the work needed."""
         self._release_cached()
@@ -64,7 +64,7 @@ class CudaProbe:
         torch.cuda.empty_cache()
 
 
-def probe_of(device: torch.device) -> MemoryProbe | None:
+def memory_probe_for(device: torch.device) -> MemoryProbe | None:
     """Return the probe of a device; None for a host, whose memory is shared with other processes and planned by
     prediction."""
     return CudaProbe(device) if device.type == "cuda" else None

@@ -1,7 +1,7 @@
 """Execution of a decided batch: prepare, forward, sample. Independent of particular models and policies.
 
 ModelRunner is the plain loop. Runners that do more are chosen at the start: SpeculativeModelRunner (runner/drafting.py)
-verifies drafts, AsyncModelRunner (runner/running_ahead.py) launches a step before the previous one has ended. The
+verifies drafts, AsyncModelRunner (runner/async_runner.py) launches a step before the previous one has ended. The
 engine uses them as an Executor, below, in this process or as one of several ranks (runner/tensor_parallel.py).
 """
 
@@ -169,7 +169,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> LaunchedStep:
         """Launch a step, after those launched before."""
-        self._begin(batch)
+        self._prepare_pass(batch)
         inputs = build_input_batch(batch, self._table)
         begin_s = time.perf_counter()
         forward = self._prepare(inputs, self._to_device(inputs.positions))
@@ -193,15 +193,15 @@ class ModelRunner:
         """
         return self._result_of(step)
 
-    def _begin(self, batch: ScheduledBatch) -> None:
+    def _prepare_pass(self, batch: ScheduledBatch) -> None:
         """Prepare a pass: pin the thread, start KV moves, update the rows of requests."""
         if self._thread is not None:
             self._thread.pin()
         if self._mover is not None:
             self._mover.begin(batch.kv_moves)
-        self._follow(batch)
+        self._apply_batch_changes(batch)
 
-    def _follow(self, batch: ScheduledBatch) -> None:
+    def _apply_batch_changes(self, batch: ScheduledBatch) -> None:
         """Apply the batch's changes of requests: ended requests, new requests, changed block tables."""
         for request_id in batch.finished_request_ids:
             self._remove_row(request_id)

@@ -26,7 +26,7 @@ from twostroke.kv_check import KVCheck, KVDifference
 from twostroke.runner.model_runner import ModelRunner
 
 
-class _Step(msgspec.Struct, array_like=True):
+class _RankMessage(msgspec.Struct, array_like=True):
     """Message from rank 0 to the ranks after it, once a step."""
 
     requests: list[NewRequest]
@@ -35,7 +35,7 @@ class _Step(msgspec.Struct, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Step)
+_DECODER = msgspec.msgpack.Decoder(_RankMessage)
 
 
 class TensorParallelExecutor:
@@ -51,7 +51,7 @@ class TensorParallelExecutor:
 
         Args:
             runner: runner of this rank.
-            communicator: connects to the ranks that run `follow`.
+            communicator: connects to the ranks that run `run_follower_rank`.
             end_ranks: called after they were told to end; waits for their processes.
         """
         self._runner, self._communicator, self._end_ranks = runner, communicator, end_ranks
@@ -71,7 +71,7 @@ class TensorParallelExecutor:
             RankLost: another rank is gone.
         """
         try:
-            self._communicator.broadcast(_ENCODER.encode(_Step(self._new, batch)))
+            self._communicator.broadcast(_ENCODER.encode(_RankMessage(self._new, batch)))
             self._new = []
             result = self._runner.execute(batch)
             self._communicator.verify()
@@ -92,13 +92,13 @@ class TensorParallelExecutor:
         """Release memory and workers. A rank that has died since the last step is no error."""
         if not self._has_failed:
             with suppress(RankLost):
-                self._communicator.broadcast(_ENCODER.encode(_Step([], None)))
+                self._communicator.broadcast(_ENCODER.encode(_RankMessage([], None)))
         self._communicator.close()
         self._end_ranks()
         self._runner.close()
 
 
-def follow(runner: ModelRunner, communicator: Communicator) -> None:
+def run_follower_rank(runner: ModelRunner, communicator: Communicator) -> None:
     """Compute the batches that rank 0 broadcasts, until it sends none; runs on every rank but rank 0.
 
     Raises:

@@ -18,7 +18,7 @@ class TokenConstraint:
         ignores_eos: whether these may come only where no other token may.
     """
 
-    __slots__ = ("_bits", "_end_bits", "_goes_on", "_ignores_eos", "_matcher")
+    __slots__ = ("_bits", "_can_continue", "_end_bits", "_ignores_eos", "_matcher")
 
     def __init__(
         self, matcher: GrammarMatcher, vocab_size: int, eos_ids: NDArray[np.int64], *, ignores_eos: bool
@@ -27,7 +27,7 @@ class TokenConstraint:
         self._end_bits = _bits_of(eos_ids, vocab_size)
         self._ignores_eos = ignores_eos
         self._bits: TokenBits | None = None  # not computed yet
-        self._goes_on = True
+        self._can_continue = True
 
     @property
     def bits(self) -> TokenBits:
@@ -36,14 +36,14 @@ class TokenConstraint:
             bits = np.zeros_like(self._end_bits)
             self._matcher.fill_mask(bits)
             others = bits & ~self._end_bits
-            self._goes_on = bool(others.any())
-            self._bits = others if self._ignores_eos and self._goes_on else bits
+            self._can_continue = bool(others.any())
+            self._bits = others if self._ignores_eos and self._can_continue else bits
         return self._bits
 
     @property
     def is_complete(self) -> bool:
         """Whether the text has the requested form, and only its end can follow."""
-        return len(self.bits) > 0 and not self._goes_on and self._matcher.is_accepting
+        return len(self.bits) > 0 and not self._can_continue and self._matcher.is_accepting
 
     @property
     def failure(self) -> str:
@@ -59,7 +59,10 @@ class TokenConstraint:
         """Return an independent copy."""
         new = object.__new__(TokenConstraint)
         new._matcher, new._end_bits, new._ignores_eos = self._matcher.copy(), self._end_bits, self._ignores_eos
-        new._bits, new._goes_on = self._bits, self._goes_on  # shared, because they are not changed once computed
+        new._bits, new._can_continue = (
+            self._bits,
+            self._can_continue,
+        )  # shared, because they are not changed once computed
         return new
 
 

@@ -189,7 +189,7 @@ class Sampler:
         """Draw by Gumbel-max from the whole vocabulary."""
         if self._gumbel_argmax is None:
             return self._draw_by_tensors(logits, states)
-        return _decided(self._draw_early(logits, states), logits, states, self._draw_by_tensors)
+        return _redraw_undecided(self._draw_early(logits, states), logits, states, self._draw_by_tensors)
 
     def _draw_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """Draw as `_draw` does; -1 where the kernel finds the decision too close."""
@@ -227,7 +227,9 @@ class Sampler:
         """Draw by Gumbel-max from the tokens that the filters keep."""
         if self._filtered_argmax is None:
             return self._draw_filtered_in_slices(logits, states)
-        return _decided(self._draw_filtered_early(logits, states), logits, states, self._draw_filtered_in_slices)
+        return _redraw_undecided(
+            self._draw_filtered_early(logits, states), logits, states, self._draw_filtered_in_slices
+        )
 
     def _draw_filtered_early(self, logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """Draw as `_draw_filtered` does; -1 where the kernel finds the decision too close."""
@@ -294,7 +296,7 @@ def _logprobs_of(logits: Tensor, token_ids: Tensor, wanted: Mapping[int, int]) -
     return found
 
 
-def _decided(token_ids: Tensor, logits: Tensor, states: Sequence[SamplingState], draw: _Choose) -> Tensor:
+def _redraw_undecided(token_ids: Tensor, logits: Tensor, states: Sequence[SamplingState], draw: _Choose) -> Tensor:
     """Draw again for the rows that are -1."""
     undecided = (token_ids < 0).nonzero()[:, 0].tolist()
     if undecided:

@@ -203,7 +203,7 @@ class SamplingState:
         if self.constraint is not None:
             self.constraint.append(token_id)
 
-    def ahead(self, token_ids: Iterable[int]) -> SamplingState:
+    def after_tokens(self, token_ids: Iterable[int]) -> SamplingState:
         """Return the state after these tokens; this one stays unchanged.
 
         Rows drawn after drafts, which are not final yet, use such a state. After a draft that the grammar forbids no

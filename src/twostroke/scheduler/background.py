@@ -86,22 +86,22 @@ class TieredOrder(QueueOrder):
         """Whether the background tier has requests."""
         return len(self.background.waiting) + len(self.background.running) > 0
 
-    def arrived(self, request: Request) -> None:
-        self._of(request).arrived(request)
+    def on_arrival(self, request: Request) -> None:
+        self._of(request).on_arrival(request)
 
-    def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        self._of(request).pay(request, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens)
+    def charge(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+        self._of(request).charge(request, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens)
 
-    def goes_before(self, head: Request, prefill: Request) -> bool:
+    def may_overtake(self, head: Request, prefill: Request) -> bool:
         """Return whether the head of a queue may start before a prefill of the same tier continues."""
-        return self._of(head).goes_before(head, prefill)
+        return self._of(head).may_overtake(head, prefill)
 
-    def displaced_by(self, head: Request, limit: Limit) -> Request | None:
+    def find_displaced(self, head: Request, limit: Limit) -> Request | None:
         """Return background work to preempt, or else what the tier's order returns."""
         running = self.background.running
         if not head.arrival.background and limit in (Limit.SEQS, Limit.KV) and len(running):
             return running.last
-        return self._of(head).displaced_by(head, limit)
+        return self._of(head).find_displaced(head, limit)
 
     def _of(self, request: Request) -> QueueOrder:
         return self.background if request.arrival.background else self.foreground

@@ -28,7 +28,7 @@ class StaticGate(SchedulerPart):
             return None
         return AdmissionRefusal(Limit.SEQS, f"seqs: static batch, {num_running} of it still running")
 
-    def closing(self, plan: StepPlan) -> None:
+    def on_plan_closing(self, plan: StepPlan) -> None:
         """Complete the batch unless the budget cut it short."""
         self._is_forming = self._is_forming and plan.refusal is not None and plan.refusal.limit is Limit.TOKENS
 

@@ -14,7 +14,7 @@ from twostroke.batch import Commit, DraftDecision, DraftReason, ScheduledRequest
 from twostroke.config.speculation import AUTO, MAX_AUTO_DRAFTS, SpeculativeConfig
 from twostroke.cost.acceptance import Acceptances, DraftPlan, best_plan
 from twostroke.cost.account import DraftAccount
-from twostroke.cost.drafting_time import HICCUP, DraftingTimes
+from twostroke.cost.drafting_time import OUTLIER_FACTOR, DraftingTimes
 from twostroke.cost.step_time import StepTimes
 from twostroke.outputs import num_accepted
 from twostroke.request import Request, RequestStatus
@@ -38,7 +38,7 @@ class DraftProbes:
     _PAUSE_BEHIND_SUCCESS = 4
     _FIRST_PAUSE = 24
     _LAST_PAUSE = 384
-    _MOST_RETRIES = 24
+    _MAX_RETRIES = 24
 
     def __init__(self) -> None:
         self._pause = self._FIRST_PAUSE
@@ -49,7 +49,7 @@ class DraftProbes:
         self._promising: str | None = None
         """Id of the request whose draft was accepted last."""
 
-    def place(self, requests: Sequence[Request], num_drafts: Sequence[int], *, may_begin: bool) -> int | None:
+    def choose_request(self, requests: Sequence[Request], num_drafts: Sequence[int], *, may_begin: bool) -> int | None:
         """Return the index of a request without drafts that tries one in this step; None: no try.
 
         Args:
@@ -71,19 +71,19 @@ class DraftProbes:
         chosen = first or without
         return chosen[self._num_tries % len(chosen)]
 
-    def stood(self, request_id: str) -> None:
+    def record_accepted(self, request_id: str) -> None:
         """Record that a draft of the request was accepted, tried or not."""
         self._pause = self._PAUSE_BEHIND_SUCCESS
         self._promising = request_id
 
-    def fell(self, request_id: str) -> None:
+    def record_rejected(self, request_id: str) -> None:
         """Record that the first draft of the request was rejected."""
         if self._promising == request_id:
             self._promising = None
 
-    def passed(self, *, has_asked: bool, has_found: bool) -> None:
+    def record_step(self, *, has_asked: bool, has_found: bool) -> None:
         """Record a step; if drafts were requested but not proposed, repeat the try with the same request."""
-        if has_found or self._num_retries >= self._MOST_RETRIES:
+        if has_found or self._num_retries >= self._MAX_RETRIES:
             self._num_retries = 0
         elif has_asked and self._num_idle == 0:
             self._num_retries += 1
@@ -156,7 +156,7 @@ class MeasuredDrafts:
 
     _ENOUGH_TRIED = 12
     """Verified drafts before more than one request drafts, since the drafter has to read a prompt for each."""
-    _LEAST_GAIN = 1.03
+    _MIN_GAIN = 1.03
     """Least predicted gain; a smaller one is within measurement error."""
     _BASE_SAMPLES = 3
     """Steps of a size that are timed without drafts before drafts are compared with them."""
@@ -183,7 +183,7 @@ class MeasuredDrafts:
         self._draft_times = DraftingTimes()
         self._num_steps = self._next_cleaning = 0
         self._acceptances = Acceptances()
-        self._tries = DraftProbes()
+        self._probes = DraftProbes()
         self._num_since_plain = 0
         """Steps with drafts since one without was timed."""
         self._num_tried = 0
@@ -222,7 +222,7 @@ class MeasuredDrafts:
                 lambda n, k: self._draft_times.predicted(n, k) + n * read_s,
                 most_tokens=self._FURTHER * self._step_times.largest,
             )
-            pays = plan.gain >= self._LEAST_GAIN
+            pays = plan.gain >= self._MIN_GAIN
             if not self._account.is_stopped:
                 if self._num_tried < self._ENOUGH_TRIED:
                     return self._taken(DraftReason.PROBE, plan, self._one_probe(requests, plan.num_drafts))
@@ -230,7 +230,7 @@ class MeasuredDrafts:
                     return self._measure_without(requests)
                 if pays:
                     self._hold = self._FIRST_HOLD
-                    self._tries.reset_pause()
+                    self._probes.reset_pause()
                     wanted = self._with_probe(requests, self._some(requests, plan.num_drafts))
                     return self._taken(DraftReason.PAYS, plan, wanted)
             figures = plan.drafted_tokens, plan.drafted_seconds, plan.plain_seconds
@@ -252,7 +252,7 @@ class MeasuredDrafts:
             return
         verified = [commit for commit in commits if commit.num_draft_tokens]
         num_drafts = sum(commit.num_draft_tokens for commit in verified)
-        num_stood = sum(map(self._num_accepted, verified))
+        num_accepted_tokens = sum(map(self._num_accepted, verified))
         drafting_s = self._learn_drafting(verified, scheduled, seconds.draft_s) if asked else 0.0
         self._drafted_last = asked.keys()
         num_decoding = sum(request.stroke is Stroke.DECODE for request in scheduled)
@@ -263,8 +263,8 @@ class MeasuredDrafts:
             verified_s = seconds.step_s - seconds.draft_s
             self._step_times.learn(num_decoding + num_drafts, verified_s, self._num_steps)
             self._num_since_plain = self._num_since_plain + 1 if asked else 0
-            self._tries.passed(has_asked=bool(asked), has_found=bool(verified))
-        self._book(num_decoding, num_drafts, num_stood, drafting_s, verified_s if asked else 0.0)
+            self._probes.record_step(has_asked=bool(asked), has_found=bool(verified))
+        self._book(num_decoding, num_drafts, num_accepted_tokens, drafting_s, verified_s if asked else 0.0)
         if self._num_steps >= self._next_cleaning:
             self._next_cleaning = self._num_steps + self._REMEMBERED // 8
             for times in (self._step_times, self._draft_times):
@@ -329,7 +329,9 @@ class MeasuredDrafts:
         deepest = max((commit.num_draft_tokens for commit in verified), default=0)
         return self._draft_times.learn(len(verified), deepest, num_unread, draft_s, self._num_steps)
 
-    def _book(self, num_decoding: int, num_drafts: int, num_stood: int, drafting_s: float, verified_s: float) -> None:
+    def _book(
+        self, num_decoding: int, num_drafts: int, num_accepted_tokens: int, drafting_s: float, verified_s: float
+    ) -> None:
         """Book the time that drafts lost or saved: drafting, and what they added to the target's pass.
 
         `verified_s` is the length of that pass; 0 if no drafts were requested or the length is unknown. It may be
@@ -338,31 +340,31 @@ class MeasuredDrafts:
         if self._step_times.num_learned(num_decoding) < self._BASE_SAMPLES:
             return
         plain_s = self._step_s(num_decoding)
-        lost_s = drafting_s - num_stood * plain_s / num_decoding
+        lost_s = drafting_s - num_accepted_tokens * plain_s / num_decoding
         if verified_s:
-            lost_s += min(verified_s, HICCUP * self._step_s(num_decoding + num_drafts)) - plain_s
+            lost_s += min(verified_s, OUTLIER_FACTOR * self._step_s(num_decoding + num_drafts)) - plain_s
         self._account.book(self._unbooked_s, lost_s, plain_s)
         self._unbooked_s = 0.0
 
     def _num_accepted(self, commit: Commit) -> int:
         """Return the number of accepted drafts of a request, after learning its acceptance from them."""
-        num_stood = num_accepted(commit.num_tokens, commit.num_draft_tokens)
-        is_cut = commit.finish_reason is not None and num_stood < commit.num_draft_tokens
+        num_accepted_tokens = num_accepted(commit.num_tokens, commit.num_draft_tokens)
+        is_cut = commit.finish_reason is not None and num_accepted_tokens < commit.num_draft_tokens
         if (
             commit.request_id in self._acceptances and not is_cut
         ):  # skip requests that ended meanwhile, or whose end cut these drafts
-            if num_stood:
+            if num_accepted_tokens:
                 self._hold = self._FIRST_HOLD
-                self._tries.stood(commit.request_id)
+                self._probes.record_accepted(commit.request_id)
             else:
-                self._tries.fell(commit.request_id)
-            self._acceptances.learn(commit.request_id, commit.num_draft_tokens, num_stood)
-            self._num_tried += num_stood + (num_stood < commit.num_draft_tokens)
-        return num_stood
+                self._probes.record_rejected(commit.request_id)
+            self._acceptances.learn(commit.request_id, commit.num_draft_tokens, num_accepted_tokens)
+            self._num_tried += num_accepted_tokens + (num_accepted_tokens < commit.num_draft_tokens)
+        return num_accepted_tokens
 
     def _with_probe(self, requests: Sequence[Request], wanted: Sequence[int]) -> tuple[int, ...]:
         """Return the wanted drafts, with a single one for a request without any if a try is due."""
-        place = self._tries.place(requests, wanted, may_begin=not self._account.owes)
+        place = self._probes.choose_request(requests, wanted, may_begin=not self._account.owes)
         if place is None:
             return tuple(wanted)
         self._acceptances.begin(requests[place].request_id)
@@ -397,7 +399,7 @@ class DraftScheduling(SchedulerPart):
         """Pass the outcome of a step to the gate."""
         self._gate.learn(requests, commits, seconds)
 
-    def ended(self, request: Request) -> None:
+    def on_request_end(self, request: Request) -> None:
         self._gate.forget(request.request_id)
 
 

@@ -56,7 +56,7 @@ class KVChecks(SchedulerPart):
         self._requests = requests
         self._sampler = HitSampler(kv.check_rate)
 
-    def closing(self, plan: StepPlan) -> None:
+    def on_plan_closing(self, plan: StepPlan) -> None:
         """Add checks for requests that were just admitted with a cached prefix.
 
         Checks run before the step; blocks that are loaded with the step are not there yet.

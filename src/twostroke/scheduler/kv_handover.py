@@ -73,11 +73,11 @@ class KVHandover(SchedulerPart):
         self._kv.lend(request_id, number)
         return True
 
-    def admitted(self, request: Request) -> None:
+    def on_admission(self, request: Request) -> None:
         """End the import of an admitted request, which now refers to the blocks itself."""
         self._end_import(request)
 
-    def ended(self, request: Request) -> None:
+    def on_request_end(self, request: Request) -> None:
         """End the import of a request that has ended, perhaps without having run."""
         self._end_import(request)
 

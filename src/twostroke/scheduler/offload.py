@@ -7,7 +7,7 @@ from dataclasses import replace
 from twostroke.batch import Limit
 from twostroke.kv_cache.host_tier import TwoTierPrefixCache
 from twostroke.request import Request
-from twostroke.scheduler.step_plan import AdmissionRefusal, Admittance, SchedulerPart, StepPlan
+from twostroke.scheduler.step_plan import AdmissionPlan, AdmissionRefusal, SchedulerPart, StepPlan
 
 
 class Offload(SchedulerPart):
@@ -20,15 +20,17 @@ class Offload(SchedulerPart):
     def __init__(self, prefixes: TwoTierPrefixCache) -> None:
         self._prefixes = prefixes
 
-    def between_steps(self) -> None:
+    def on_step_start(self) -> None:
         """Make blocks findable that were prefetched during earlier passes: later passes begin when they are there."""
         self._prefixes.finish_prefetches()
 
-    def closing(self, plan: StepPlan) -> None:
+    def on_plan_closing(self, plan: StepPlan) -> None:
         """Attach the copies to a step."""
         plan.kv_moves = self._prefixes.take_moves(runs=bool(plan.shares))
 
-    def load_offloaded(self, plan: StepPlan, request: Request, verdict: Admittance) -> Admittance | AdmissionRefusal:
+    def load_offloaded(
+        self, plan: StepPlan, request: Request, verdict: AdmissionPlan
+    ) -> AdmissionPlan | AdmissionRefusal:
         """Load the part of the head's prefix that is in host memory, and return how to proceed.
 
         If other requests compute, it is prefetched during their passes, so that no token waits for a copy, and with at

@@ -40,8 +40,8 @@ from twostroke.scheduler.offload import Offload
 from twostroke.scheduler.policy import make_order
 from twostroke.scheduler.step_budget import SloBudget
 from twostroke.scheduler.step_plan import (
+    AdmissionPlan,
     AdmissionRefusal,
-    Admittance,
     ChunkedPrefill,
     SchedulerPart,
     StepPlan,
@@ -143,7 +143,7 @@ class StepPhases:
         for request in plan.order.running.snapshot():
             if request.num_computed_tokens >= request.num_prefill_tokens or waits_for_update(request):
                 continue
-            while plan.refusal is None and len(waiting) and plan.order.goes_before(waiting.first, request):
+            while plan.refusal is None and len(waiting) and plan.order.may_overtake(waiting.first, request):
                 plan.refusal = self._try_admit(plan, waiting.first)
             if request.status is not RequestStatus.RUNNING:
                 continue  # it was just preempted
@@ -167,7 +167,7 @@ class StepPhases:
             return refusal
         while isinstance(verdict := self._consider(plan, request), AdmissionRefusal):
             in_vain = plan.is_short or waits_for_update(request)
-            victim = None if in_vain else self._order.displaced_by(request, verdict.limit)
+            victim = None if in_vain else self._order.find_displaced(request, verdict.limit)
             if victim is None:
                 return verdict
             self._preempt(plan, victim, by=request)
@@ -180,11 +180,11 @@ class StepPhases:
         self._running.add(request)
         self._kv.admit(request.request_id, cached, verdict.num_promised_blocks)
         for part in self._parts:
-            part.admitted(request)
+            part.on_admission(request)
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = cached.num_tokens
             num_to_compute = request.num_tokens - cached.num_tokens
-            self._order.pay(request, num_prompt_tokens=num_to_compute)
+            self._order.charge(request, num_prompt_tokens=num_to_compute)
             if not request.arrival.background:
                 self._typical_prompt += _LEARNED * (num_to_compute - self._typical_prompt)
         request.move_to(RequestStatus.RUNNING)
@@ -201,7 +201,7 @@ class StepPhases:
         plan.take(request, Stroke.PREFILL, verdict.num_tokens, updates)
         return None
 
-    def _consider(self, plan: StepPlan, request: Request) -> Admittance | AdmissionRefusal:
+    def _consider(self, plan: StepPlan, request: Request) -> AdmissionPlan | AdmissionRefusal:
         return self._admission.consider(request, plan.budget, len(self._running), self._prefills())
 
     def _prefills(self) -> list[Request]:
@@ -266,7 +266,7 @@ class AdmissionControl:
 
     def consider(
         self, request: Request, budget: TokenBudget, num_running: int, prefills: Iterable[Request]
-    ) -> Admittance | AdmissionRefusal:
+    ) -> AdmissionPlan | AdmissionRefusal:
         """Return how the head of the queue starts now, or why it does not.
 
         Args:
@@ -291,7 +291,7 @@ class AdmissionControl:
         num_now = self._chunk_rule.num_tokens_now(num_left, budget)
         if num_now == 0:
             return AdmissionRefusal(Limit.TOKENS, f"tokens: needs {num_left} at once, {budget.remaining} are left")
-        return Admittance(cached, num_promised, num_now)
+        return AdmissionPlan(cached, num_promised, num_now)
 
     def _find_cached(self, request: Request) -> CachedPrefix:
         num_tokens = request.num_tokens + request.num_pending_tokens

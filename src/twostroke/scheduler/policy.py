@@ -7,7 +7,7 @@
     fair       key = (arrival_time_s, number) within a tenant; between tenants see below
 
 With a TTFT limit (ttft_slo), a prompt that takes longer than the limit by itself cannot meet it, however soon it
-starts. It yields to those that still can: its key is later by GIVES_WAY x own prefill - limit. So only requests that
+starts. It yields to those that still can: its key is later by DELAY_FACTOR x own prefill - limit. So only requests that
 arrive within that time after it overtake it, and equal prompts stay in the order of their arrival.
 
 A preempted request keeps its key, so it is ahead of every request that arrived after it.
@@ -51,7 +51,7 @@ from twostroke.batch import Limit
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Arrival, Key, Request
 
-GIVES_WAY = 4.0
+DELAY_FACTOR = 4.0
 """Factor on its own prefill time by which a prompt that cannot meet the limit is delayed. Its prefill completes sooner
 while other requests take less than three quarters of the time."""
 
@@ -74,7 +74,7 @@ def make_policy(
             limit_s is not None and prefill_s is not None and arrival.import_id is None
         ):  # an imported request has no prefill here
             own_s = prefill_s(arrival.num_prompt_tokens)
-            later_s = GIVES_WAY * own_s - limit_s if own_s > limit_s else 0.0
+            later_s = DELAY_FACTOR * own_s - limit_s if own_s > limit_s else 0.0
         return arrival.priority * ageing_s + arrival.arrival_time_s + later_s, number
 
     return key
@@ -183,18 +183,18 @@ class QueueOrder:
         self.running: Queue = RequestQueue()
         """Queue whose last request is preempted when blocks run out."""
 
-    def arrived(self, request: Request) -> None:
+    def on_arrival(self, request: Request) -> None:
         """Note that a request is about to join the queue."""
 
-    def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+    def charge(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
         """Charge for work that was done for a request."""
 
-    def goes_before(self, head: Request, prefill: Request) -> bool:
+    def may_overtake(self, head: Request, prefill: Request) -> bool:
         """Return whether the head of the queue may start before a prefill in progress continues."""
         del head, prefill
         return False
 
-    def displaced_by(self, head: Request, limit: Limit) -> Request | None:
+    def find_displaced(self, head: Request, limit: Limit) -> Request | None:
         """Return the request to displace for the head of the queue, which this limit keeps out; None: the head
         waits."""
         del head, limit
@@ -208,7 +208,7 @@ class DeadlineOrder(QueueOrder):
     the keys.
     """
 
-    def goes_before(self, head: Request, prefill: Request) -> bool:
+    def may_overtake(self, head: Request, prefill: Request) -> bool:
         return head.key < prefill.key
 
 
@@ -299,7 +299,7 @@ class FairOrder(QueueOrder):
         self.running = self._running = TenantQueues(self._num_running)
         self.waiting = self._waiting = TenantQueues(self._service)
 
-    def arrived(self, request: Request) -> None:
+    def on_arrival(self, request: Request) -> None:
         """Lift the counter of a tenant that returns from idling."""
         tenant = request.arrival.tenant
         active = {*self._waiting.tenants, *self._running.tenants}
@@ -307,19 +307,19 @@ class FairOrder(QueueOrder):
             least = min((self._paid[other] for other in active), default=self._paid_by_last)
             self._paid[tenant] = max(self._paid.get(tenant, 0.0), least)
 
-    def pay(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+    def charge(self, request: Request, *, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
         """Charge the request's tenant."""
         price = self._prompt_weight * num_prompt_tokens + self._output_weight * num_output_tokens
         self._paid[request.arrival.tenant] += price
         self._paid_by_last = self._paid[request.arrival.tenant]
 
-    def goes_before(self, head: Request, prefill: Request) -> bool:
+    def may_overtake(self, head: Request, prefill: Request) -> bool:
         ours, theirs = head.arrival.tenant, prefill.arrival.tenant
         if ours == theirs:
             return self._goes_by_keys and head.key < prefill.key
         return self._num_running(ours) < self._num_running(theirs)
 
-    def displaced_by(self, head: Request, limit: Limit) -> Request | None:
+    def find_displaced(self, head: Request, limit: Limit) -> Request | None:
         """Return the request to displace for the head of the queue, which lacks a slot or KV."""
         if limit not in (Limit.SEQS, Limit.KV):
             return None

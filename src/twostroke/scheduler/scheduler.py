@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from twostroke.batch import UNTIMED, Commit, Limit, ScheduledBatch, StepDurations
+from twostroke.batch import NOT_TIMED, Commit, Limit, ScheduledBatch, StepDurations
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.config.speculation import SpeculativeConfig
 from twostroke.cost.step_cost import Layers
@@ -139,7 +139,7 @@ class Scheduler(StepPhases):
             self._waiting, self._running = self._order.waiting, self._order.running
         if arrival.lend_as is not None or arrival.import_id is not None:
             self._open_handover()
-        self._order.arrived(request)
+        self._order.on_arrival(request)
         self._waiting.add(request)
 
     def schedule(self, now_s: float) -> ScheduledBatch:
@@ -152,14 +152,14 @@ class Scheduler(StepPhases):
             The decision. An empty batch is not executed and gets no update; every other batch gets exactly one.
         """
         for part in self._parts:
-            part.between_steps()
+            part.on_step_start()
         plan = self._plan_type(self._token_budget(now_s), self._foreground)
         self._schedule_tier(plan)
         if self._tiers is not None and self._tiers.has_background:
             self._schedule_background(plan, self._tiers)
         return self._close(plan)
 
-    def update(self, step: int, commits: Sequence[Commit], seconds: StepDurations = UNTIMED) -> None:
+    def update(self, step: int, commits: Sequence[Commit], seconds: StepDurations = NOT_TIMED) -> None:
         """Apply the outcome of a step: one commit for each scheduled request that has not ended since.
 
         Steps are updated in the order in which they were decided. A commit of a request that has ended is ignored; one
@@ -181,7 +181,7 @@ class Scheduler(StepPhases):
         missing = [i for i, share in shares.items() if not share.request.is_finished]
         assert not missing, f"step {step} has no commit for {missing}"
         for part in self._parts:
-            part.between_steps()  # there may be no further step
+            part.on_step_start()  # there may be no further step
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
         """End a request at any moment (abort, stop string) and free its blocks at once. Unknown ids are ignored."""
@@ -242,7 +242,7 @@ class Scheduler(StepPhases):
             self._in_flight[step] = plan.shares
             finished_ids, self._finished_ids = tuple(self._finished_ids), []
         for part in self._parts:
-            part.closing(plan)
+            part.on_plan_closing(plan)
         refusal = plan.refusal or plan.preempted()
         unrefused = Limit.TOKENS if plan.is_cut else Limit.NONE
         batch = ScheduledBatch(
@@ -263,7 +263,7 @@ class Scheduler(StepPhases):
             token_budget=plan.budget.limit,
         )
         for part in self._parts:
-            part.decided(batch)
+            part.on_batch(batch)
         return batch
 
     def _open_handover(self) -> KVHandover:
@@ -295,7 +295,7 @@ class Scheduler(StepPhases):
         if scheduled.samples_token:
             request.num_pending_tokens -= 1
             request.num_output_tokens += num_accepted
-            self._order.pay(request, num_output_tokens=num_accepted)
+            self._order.charge(request, num_output_tokens=num_accepted)
             if scheduled.num_draft_tokens:
                 request.num_draft_tokens = 0
             if commit.block_hashes:
@@ -322,7 +322,7 @@ class Scheduler(StepPhases):
         else:
             self._waiting.remove(request)
         for part in self._parts:
-            part.ended(request)
+            part.on_request_end(request)
         if request.status is not RequestStatus.WAITING:  # the runner knows it
             self._finished_ids.append(request_id)
         request.move_to(RequestStatus.FINISHED)

@@ -82,7 +82,7 @@ class StepSpread:
             del self._sorted[bisect.bisect_left(self._sorted, self._latest.popleft())]
 
 
-class Lateness:
+class LateShare:
     """Share of late steps among the latest."""
 
     __slots__ = ("_latest", "_num_late")
@@ -129,11 +129,11 @@ MIN_CHUNK = 16
 QUANTILE = 0.99
 _SPREAD = 0.995
 """Quantile of the ratios, a little above 0.99, because few ratios exceed their own quantile more often than many do."""
-_ENOUGH = 100
+_MIN_PROMPT_STEPS = 100
 """Steps with a prompt that suffice for a quantile; until then, steps without a prompt count too."""
 _OWN_STEP = 0.5
 """Share of the TTFT limit that a step without decodes may take."""
-SPARSEST = 4
+MAX_CHUNK_INTERVAL = 4
 """Longest interval, in steps, between chunks of a prompt if even MIN_CHUNK is too much."""
 _STRETCH = (0.3, 10.0)
 """Limits of the stretch; beyond them the chunk is not what makes steps long."""
@@ -182,7 +182,7 @@ class SloBudget(SchedulerPart):
         self._itl_slo_s = itl_slo_s
         self._ttft_slo_s = ttft_slo_s
         self._in_flight: dict[int, _StepInFlight] = {}
-        self._lateness = Lateness()
+        self._late_share = LateShare()
         """Lateness of steps with decodes."""
         self._num_spared = 0
         """Steps without a prompt since the last with one."""
@@ -203,7 +203,7 @@ class SloBudget(SchedulerPart):
 
         0 once enough steps with prompts were measured.
         """
-        return 0.0 if len(self._beside_prompts) >= _ENOUGH else max(0.0, self._alone.value or 0.0)
+        return 0.0 if len(self._beside_prompts) >= _MIN_PROMPT_STEPS else max(0.0, self._alone.value or 0.0)
 
     def tokens(self, now_s: float, running: Iterable[Request], head: Request | None) -> int:
         """Return the token budget of the step that is decided now.
@@ -250,10 +250,10 @@ class SloBudget(SchedulerPart):
         quantile stays within it.
         """
         self._num_spared += 1
-        is_late = self._ttft_slo_s is None and self._lateness.share > 1 - QUANTILE
-        return is_late and self._num_spared < SPARSEST
+        is_late = self._ttft_slo_s is None and self._late_share.share > 1 - QUANTILE
+        return is_late and self._num_spared < MAX_CHUNK_INTERVAL
 
-    def decided(self, batch: ScheduledBatch) -> None:
+    def on_batch(self, batch: ScheduledBatch) -> None:
         """Remember the work of a step, to compare its time with the prediction."""
         if not batch.is_empty:
             work = self._layers.work_of(batch)
@@ -273,7 +273,7 @@ class SloBudget(SchedulerPart):
         predicted_s = self._step_times.seconds(decided.work)
         if decided.num_decodes:
             if self._itl_slo_s is not None:
-                self._lateness.learn(seconds > self._itl_slo_s)
+                self._late_share.learn(seconds > self._itl_slo_s)
             usual_s = self._correction.seconds(predicted_s)
             if decided.num_prompt_tokens:
                 self._beside_prompts.learn(seconds / usual_s)

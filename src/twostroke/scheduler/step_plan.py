@@ -63,7 +63,7 @@ class ChunkedPrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Admittance:
+class AdmissionPlan:
     """Terms on which the head of the queue starts."""
 
     cached: CachedPrefix
@@ -164,16 +164,16 @@ class StepPlan:
 class SchedulerPart:
     """A feature's part of the scheduler's loop. A plain scheduler has none; each part overrides what it needs."""
 
-    def between_steps(self) -> None:
+    def on_step_start(self) -> None:
         """Handle the moment before a step is decided, or after the last one is accounted for."""
 
-    def admitted(self, request: Request) -> None:
+    def on_admission(self, request: Request) -> None:
         """Handle the admission of a request, which holds its cached prefix."""
 
-    def closing(self, plan: StepPlan) -> None:
+    def on_plan_closing(self, plan: StepPlan) -> None:
         """Handle a step whose shares are all taken, before it becomes a batch."""
 
-    def decided(self, batch: ScheduledBatch) -> None:
+    def on_batch(self, batch: ScheduledBatch) -> None:
         """Handle the batch that a step became."""
 
     def learn(
@@ -181,5 +181,5 @@ class SchedulerPart:
     ) -> None:
         """Handle the outcome of a step, before it is accounted for."""
 
-    def ended(self, request: Request) -> None:
+    def on_request_end(self, request: Request) -> None:
         """Handle the end of a request, which may never have run."""

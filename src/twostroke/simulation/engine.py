@@ -1,9 +1,9 @@
 """One engine in simulated time, advanced step by step; with several engines, each advances on its own.
 
-    arrive, finish ──► decide(now) ──► a step that ends at … ──► take_in(step) ──► requests that leave this engine
+    arrive, finish ──► decide(now) ──► a step that ends at … ──► commit(step) ──► requests that leave this engine
                     Scheduler.schedule    seconds of the batch    Scheduler.update
 
-Between `decide` and `take_in` the engine computes and receives no messages. Later messages are delivered after the
+Between `decide` and `commit` the engine computes and receives no messages. Later messages are delivered after the
 step, as the real engine handles its messages between two steps.
 """
 
@@ -23,17 +23,17 @@ from twostroke.simulation.requests import SimulatedRequest
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveRequest:
     """Request that has not ended, in whichever process it is."""
 
-    given: SimulatedRequest
+    outcome: SimulatedRequest
     served: ServedRequest
     num_outputs: int = 0
     num_hashed: int = 0
     """Full blocks whose hashes the scheduler knows."""
-    num_before: int = 0
+    num_outputs_on_arrival: int = 0
     """Output tokens that it had when it arrived at this engine."""
-    until: int = 0
+    max_outputs_here: int = 0
     """Output tokens after which it leaves this engine, whether or not it has ended."""
 
     @property
@@ -59,18 +59,18 @@ class SimulatedEngine:
         layers: the model's layers, from which the work of a step is computed.
         step_times: predicts how long a step takes.
         block_size: tokens of a KV block.
-        names_blocks: whether blocks get hashes, because the prefix cache is on.
+        hashes_blocks: whether blocks get hashes, because the prefix cache is on.
     """
 
     def __init__(
-        self, scheduler: Scheduler, layers: Layers, step_times: PredictsSteps, *, block_size: int, names_blocks: bool
+        self, scheduler: Scheduler, layers: Layers, step_times: PredictsSteps, *, block_size: int, hashes_blocks: bool
     ) -> None:
         self.scheduler = scheduler
         self.layers = layers
         self.step_times = step_times
         self._block_size = block_size
-        self._names_blocks = names_blocks
-        self._live: dict[str, Live] = {}
+        self._hashes_blocks = hashes_blocks
+        self._live: dict[str, LiveRequest] = {}
         self.steps: list[StepSample] = []
 
     @property
@@ -84,7 +84,7 @@ class SimulatedEngine:
         requests = [self.scheduler.get(request_id) for request_id in self._live]
         return sum(_num_to_prefill(request) for request in requests if request is not None)
 
-    def arrive(self, live: Live, arrival: Arrival) -> None:
+    def arrive(self, live: LiveRequest, arrival: Arrival) -> None:
         """Add a request to the queue.
 
         Args:
@@ -99,8 +99,8 @@ class SimulatedEngine:
             limit = f"has {arrival.num_prompt_tokens} + {arrival.max_tokens} tokens; the engine accepts {most}"
             raise InvalidParameter("request", arrival.request_id, limit, "Give a larger max_model_len.")
         live.num_hashed = len(arrival.block_hashes)
-        live.num_before = live.num_outputs
-        live.until = live.num_outputs + arrival.max_tokens
+        live.num_outputs_on_arrival = live.num_outputs
+        live.max_outputs_here = live.num_outputs + arrival.max_tokens
         self._live[arrival.request_id] = live
         self.scheduler.add_request(arrival)
 
@@ -124,9 +124,9 @@ class SimulatedEngine:
             self._live[request_id].served.times.num_preemptions += 1
         return SimulatedStep(batch, now_s, now_s + self.step_times.seconds(self.layers.work_of(batch)))
 
-    def take_in(self, step: SimulatedStep) -> list[Live]:
+    def commit(self, step: SimulatedStep) -> list[LiveRequest]:
         """Commit the tokens of a step that is over; return the requests that leave this engine, ended or not."""
-        through: list[Live] = []
+        through: list[LiveRequest] = []
         batch, seconds = step.batch, step.end_s - step.begin_s
         self.scheduler.update(batch.step, list(self._commits(step, through)), StepDurations(seconds))
         self.steps.append(
@@ -143,40 +143,40 @@ class SimulatedEngine:
         )
         return through
 
-    def _commits(self, step: SimulatedStep, through: list[Live]) -> Iterator[Commit]:
+    def _commits(self, step: SimulatedStep, through: list[LiveRequest]) -> Iterator[Commit]:
         for scheduled in step.batch.requests:
             if scheduled.samples_token:
                 yield self._sampled(scheduled, step.end_s, through)
             else:
                 yield Commit(scheduled.request_id, 0)
 
-    def _sampled(self, scheduled: ScheduledRequest, end_s: float, through: list[Live]) -> Commit:
+    def _sampled(self, scheduled: ScheduledRequest, end_s: float, through: list[LiveRequest]) -> Commit:
         """Return the commit of one token.
 
         A request that was aborted before its first token in the log may get tokens here; it ends when its caller
         aborts it.
         """
         live = self._live[scheduled.request_id]
-        given = live.given
+        given = live.outcome
         live.num_outputs += 1
         live.served.times.token_times_s.append(end_s)
         reason = None
         is_last = given.ended_after_s is None and live.num_outputs >= given.num_outputs
         if is_last or live.num_outputs >= given.arrival.max_tokens:
             reason = live.served.finish_reason = given.finish_reason
-        elif live.num_outputs >= live.until:
+        elif live.num_outputs >= live.max_outputs_here:
             reason = FinishReason.LENGTH
         if reason is not None:
             del self._live[scheduled.request_id]
             through.append(live)
         return Commit(scheduled.request_id, 1, self._new_hashes(live), reason)
 
-    def _new_hashes(self, live: Live) -> tuple[bytes, ...]:
-        num_full = (live.given.arrival.num_prompt_tokens + live.num_outputs) // self._block_size
-        if not self._names_blocks or num_full <= live.num_hashed:
+    def _new_hashes(self, live: LiveRequest) -> tuple[bytes, ...]:
+        num_full = (live.outcome.arrival.num_prompt_tokens + live.num_outputs) // self._block_size
+        if not self._hashes_blocks or num_full <= live.num_hashed:
             return ()
         first, live.num_hashed = live.num_hashed, num_full
-        return tuple(live.given.hash_of_block(index) for index in range(first, num_full))
+        return tuple(live.outcome.block_hash(index) for index in range(first, num_full))
 
 
 def _num_to_prefill(request: Request) -> int:

@@ -13,7 +13,7 @@ from functools import partial
 
 from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.kv_transfer.leases import Lease, LeaseBook, LeasePart, LendingSide
+from twostroke.kv_transfer.leases import Lease, LeaseBook, LeasePart, LenderSide
 from twostroke.kv_transfer.transport import Fetched
 from twostroke.simulation.link import Link, Transfer
 
@@ -32,8 +32,8 @@ class _Read:
     """Parts of the lease that were added to the transfer."""
 
 
-class SimulatedLender(LendingSide):
-    """`LendingSide` in simulated time.
+class SimulatedLender(LenderSide):
+    """`LenderSide` in simulated time.
 
     Args:
         process: its name.
@@ -65,20 +65,20 @@ class SimulatedLender(LendingSide):
         return min(unread, default=None)
 
     def fetch(
-        self, lease_id: int, taker: str, into: KVImport, is_done: Callable[[Fetched], object]
+        self, lease_id: int, receiver: str, into: KVImport, is_done: Callable[[Fetched], object]
     ) -> Callable[[], None]:
         """Start sending a prefix; return a function that cancels it, as in `BorrowerSide`.
 
         Args:
             lease_id: the lease under which it is lent, or will be.
-            taker: name of the process that fetches.
+            receiver: name of the process that fetches.
             into: the pages to fill.
             is_done: called once, when the transfer has ended.
         """
-        transfer = Transfer(self._process, taker, arrived=partial(self._arrived, lease_id))
+        transfer = Transfer(self._process, receiver, on_done=partial(self._arrived, lease_id))
         self._reads[lease_id] = _Read(transfer, into, is_done)
         self._link.begin(transfer, self._clock())
-        self._tell_readers(lease_id)
+        self._notify_readers(lease_id)
         return partial(self._end, lease_id, "it was given up")
 
     def reap(self) -> list[int]:
@@ -89,14 +89,14 @@ class SimulatedLender(LendingSide):
         self._may_have_ended = False
         for lease in self._complete.values():
             if lease.num_readers:
-                self._book.progress(lease, now_s)
+                self._book.renew(lease, now_s)
         over = self._book.reap(now_s)
         for lease_id in over:
             self._times.pop(lease_id, None)
             self._complete.pop(lease_id, None)
         return over
 
-    def _tell_readers(self, lease_id: int) -> None:
+    def _notify_readers(self, lease_id: int) -> None:
         lease, read = self._book.get(lease_id), self._reads.get(lease_id)
         if lease is not None:
             times = self._times.setdefault(lease_id, [])
@@ -105,20 +105,20 @@ class SimulatedLender(LendingSide):
                 times.append((begin_s, begin_s if lease.num_layers_ready == self._num_layers else end_s))
             if lease.is_complete:
                 self._complete[lease_id] = lease
-            self._may_have_ended |= bool(lease.trouble)
+            self._may_have_ended |= bool(lease.failure)
         if read is None:
             return
         lease = read.lease = read.lease or self._book.open(lease_id)
         if lease is None:
             if self._book.is_over(lease_id):
                 self._end(lease_id, "the lease is over")
-        elif lease.trouble:
-            self._end(lease_id, lease.trouble)
+        elif lease.failure:
+            self._end(lease_id, lease.failure)
         else:
             first, read.num_parts = read.num_parts, len(lease.parts)
             for part, part_s in zip(lease.parts[first:], self._times[lease_id][first:], strict=True):
                 read.transfer.add(self._pieces(part, *part_s, read.into))
-            read.transfer.is_whole = lease.is_complete
+            read.transfer.has_all_pieces = lease.is_complete
 
     def _pieces(self, part: LeasePart, begin_s: float, end_s: float, into: KVImport) -> Iterator[tuple[float, int]]:
         """Yield (ready time, bytes) for each layer of a part, counting only blocks that the receiver lacks."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 class Transfer:
     """Transfer of the KV of one prefix."""
 
-    giver: str
-    taker: str
+    sender: str
+    receiver: str
     pieces: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
     """Pieces still to be computed: (time in seconds when each is ready, its bytes)."""
-    is_whole: bool = False
+    has_all_pieces: bool = False
     """Whether all pieces have been added."""
     num_ready: float = 0.0
     """Bytes that are computed and not sent yet."""
@@ -32,7 +32,7 @@ class Transfer:
     """Bytes of all pieces added so far."""
     busy_s: float = 0.0
     """Seconds during which bytes flowed."""
-    arrived: Callable[[], object] = lambda: None
+    on_done: Callable[[], object] = lambda: None
     """Callback for when all bytes have arrived."""
 
     def add(self, pieces: Iterable[tuple[float, int]]) -> None:
@@ -45,7 +45,7 @@ class Transfer:
     @property
     def is_done(self) -> bool:
         """Whether all bytes have arrived."""
-        return self.is_whole and not self.pieces and not self.num_ready
+        return self.has_all_pieces and not self.pieces and not self.num_ready
 
 
 class Link:
@@ -81,7 +81,7 @@ class Link:
     @property
     def next_s(self) -> float | None:
         """Time of the next change after which a transfer may be done; None if none can finish without more pieces."""
-        return self._next_change_s() if any(transfer.is_whole for transfer in self._transfers) else None
+        return self._next_change_s() if any(transfer.has_all_pieces for transfer in self._transfers) else None
 
     def _next_change_s(self) -> float | None:
         times = [transfer.pieces[0][0] for transfer in self._transfers if transfer.pieces]
@@ -91,18 +91,18 @@ class Link:
     def _rates(self) -> list[tuple[Transfer, float]]:
         """Return the flowing transfers with their rates in bytes per second."""
         flowing = [transfer for transfer in self._transfers if transfer.num_ready]
-        from_giver = Counter(transfer.giver for transfer in flowing)
-        to_taker = Counter(transfer.taker for transfer in flowing)
-        return [(t, self._bytes_per_s / max(from_giver[t.giver], to_taker[t.taker])) for t in flowing]
+        from_sender = Counter(transfer.sender for transfer in flowing)
+        to_receiver = Counter(transfer.receiver for transfer in flowing)
+        return [(t, self._bytes_per_s / max(from_sender[t.sender], to_receiver[t.receiver])) for t in flowing]
 
     def _advance_to(self, to_s: float) -> None:
         self._collect_ready_pieces()
         while (next_s := self._next_change_s()) is not None and next_s <= to_s:
-            self._flow(next_s)
+            self._send_until(next_s)
             self._collect_ready_pieces()
-        self._flow(max(self._now_s, to_s))
+        self._send_until(max(self._now_s, to_s))
 
-    def _flow(self, to_s: float) -> None:
+    def _send_until(self, to_s: float) -> None:
         """Send bytes until `to_s` at constant rates."""
         for transfer, rate in self._rates():
             # the same expression as in _next_change_s, so that rounding cannot make the two differ

@@ -24,13 +24,13 @@ from twostroke.batch import NewRequest
 from twostroke.client.load import EngineLoad
 from twostroke.cluster.dispatcher import Dispatcher, DispatchResult
 from twostroke.cluster.routed_placer import ReadyWorker, RoutedPlacer
-from twostroke.config.checks import number
+from twostroke.config.checks import check_number
 from twostroke.config.pools import PoolConfig, RoutingConfig
 from twostroke.cost.step_cost import Layers
 from twostroke.cost.step_model import PredictsSteps
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import EndHold, LenderAddress
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.handover_messages import EndHold, LenderAddress
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.errors import InvalidParameter
 from twostroke.events import EngineStarted, Event, KVImportEnded, RequestRouted
 from twostroke.explain.names import GATEWAY
@@ -42,10 +42,10 @@ from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
 from twostroke.scheduler.replay import layers_of, layout_of, scheduler_of
 from twostroke.served_run import Run, ServedRequest
-from twostroke.simulation.engine import Live, SimulatedEngine, SimulatedStep
+from twostroke.simulation.engine import LiveRequest, SimulatedEngine, SimulatedStep
 from twostroke.simulation.link import Link
 from twostroke.simulation.requests import SimulatedRequest
-from twostroke.simulation.worker import SimulatedWorker, World
+from twostroke.simulation.worker import SimulatedWorker, SimulatedWorld
 
 _PLAIN, _SCORED = SamplingParams(), SamplingParams(prompt_logprobs=0)
 
@@ -73,7 +73,7 @@ class SimulatedPools:
         PoolConfig(prefill=self.prefill, decode=self.decode, tpot_target_s=self.tpot_target_s)
         rate = self.link_bytes_per_s
         if rate is not None:
-            number("link_bytes_per_s", rate, 0, 1e18, "more than 0 bytes a second, at most 1e18", low_open=True)
+            check_number("link_bytes_per_s", rate, 0, 1e18, "more than 0 bytes a second, at most 1e18", low_open=True)
         if self.prefill and rate is None:
             remedy = "Add link_bytes_per_s=1.25e9 for 10 Gbit/s, or the rate that was measured between two machines."
             raise InvalidParameter("prefill", self.prefill, "needs a link that carries KV to decode processes", remedy)
@@ -121,7 +121,7 @@ class PoolSimulation:
         self._max_num_seqs: int = started.scheduler["max_num_seqs"]
         layout, layers = layout_of(started.layout), layers_of(started)
         self._prefill_s_per_token = _prefill_s_per_token(started, layers, step_times)
-        self._world = World(layout, Link(pools.link_bytes_per_s or 1.0), lambda: self._now_s, self._hear)
+        self._world = SimulatedWorld(layout, Link(pools.link_bytes_per_s or 1.0), lambda: self._now_s, self._on_event)
         self._placer = RoutedPlacer(RoutingConfig(tpot_target_s=pools.tpot_target_s), self._world.names)
         self._dispatcher = Dispatcher(self._placer)
         self._workers: dict[str, SimulatedWorker] = {}
@@ -132,13 +132,13 @@ class PoolSimulation:
                     layers,
                     step_times,
                     block_size=layout.block_size,
-                    names_blocks=started.cache["enable_prefix_caching"],
+                    hashes_blocks=started.cache["enable_prefix_caching"],
                 )
                 self._join(SimulatedWorker(f"{role.value}-{i}", engine, self._world), role, started.num_blocks)
         if pools.link_bytes_per_s is not None:  # the router would know the rate after the first hand-over
             for i, j in product(range(pools.prefill), range(pools.decode)):
                 self._placer.router.link_measured(f"prefill-{i}", f"decode-{j}", pools.link_bytes_per_s)
-        self._given_up: deque[tuple[float, str]] = deque()
+        self._aborts: deque[tuple[float, str]] = deque()
         """Requests that their callers abort before the first token: (time in seconds, request id), sorted."""
         self._num_live = self._num_handed_over = self._num_fetched = self._num_bytes = 0
 
@@ -179,7 +179,7 @@ class PoolSimulation:
             for one in waiting
             if one.ended_after_s is not None
         )
-        self._given_up.extend(gone)
+        self._aborts.extend(gone)
         while (next_s := self._next_s(waiting)) is not None:
             self._now_s = next_s
             for worker in self._workers.values():
@@ -187,9 +187,9 @@ class PoolSimulation:
                     self._end_step(worker, worker.step)
             self._move()
             while waiting and waiting[0].arrival.arrival_time_s <= next_s:
-                self._arrive(Live(waiting.popleft(), next(by_arrival)))
-            while self._given_up and self._given_up[0][0] <= next_s:
-                self._carry_out(self._dispatcher.finish(self._given_up.popleft()[1], FinishReason.ABORT))
+                self._arrive(LiveRequest(waiting.popleft(), next(by_arrival)))
+            while self._aborts and self._aborts[0][0] <= next_s:
+                self._apply(self._dispatcher.finish(self._aborts.popleft()[1], FinishReason.ABORT))
             self._run_until_idle()
             if not waiting and not self._num_live and not any(w.step or w.inbox for w in self._workers.values()):
                 break
@@ -211,7 +211,7 @@ class PoolSimulation:
         workers = self._workers.values()
         times = [worker.step.end_s for worker in workers if worker.step is not None]
         times += [waiting[0].arrival.arrival_time_s] if waiting else []
-        times += [self._given_up[0][0]] if self._given_up else []
+        times += [self._aborts[0][0]] if self._aborts else []
         ends = (self._world.link.next_s, *(worker.lender.next_s for worker in workers))
         times += [time_s for time_s in ends if time_s is not None]
         return max(self._now_s, min(times)) if times else None
@@ -221,14 +221,14 @@ class PoolSimulation:
         is_busy = True
         while is_busy:
             idle = [worker for worker in self._workers.values() if worker.step is None]
-            has_heard = sum(worker.hear() for worker in idle) + self._move() > 0
+            has_heard = sum(worker.process_inbox() for worker in idle) + self._move() > 0
             is_busy = has_heard or sum(worker.begin_step() for worker in idle) > 0
 
     def _move(self) -> bool:
         """Advance transfers and leases to the current time; return whether any transfer or lease ended."""
         done = self._world.link.advance(self._now_s)
         for transfer in done:
-            transfer.arrived()
+            transfer.on_done()
         over = [(worker, hold_id) for worker in self._workers.values() for hold_id in worker.lender.reap()]
         for worker, hold_id in over:
             worker.inbox.append(EndHold(hold_id))
@@ -236,8 +236,8 @@ class PoolSimulation:
 
     # ------------------------------------------------------------------ the gateway
 
-    def _arrive(self, live: Live) -> None:
-        arrival = live.given.arrival
+    def _arrive(self, live: LiveRequest) -> None:
+        arrival = live.outcome.arrival
         request_id = arrival.request_id
         self._world.requests[request_id] = live
         params = _PLAIN if arrival.reads_prefix_cache else _SCORED
@@ -246,26 +246,26 @@ class PoolSimulation:
         if not outcome.placed:
             limit = f"may need {arrival.num_prompt_tokens + arrival.max_tokens} tokens of KV; no process has that many"
             raise InvalidParameter("request", request_id, limit, "Give more KV memory (kv_cache_memory).")
-        self._carry_out(outcome)
+        self._apply(outcome)
 
     def _end_step(self, worker: SimulatedWorker, step: SimulatedStep) -> None:
         updates = [_update_of(live, step.end_s) for live in worker.end_step(step)]
-        self._carry_out(self._dispatcher.take_in(worker.process, updates))
+        self._apply(self._dispatcher.process_updates(worker.process, updates))
         self._report(worker)
 
-    def _carry_out(self, outcome: DispatchResult) -> None:
+    def _apply(self, outcome: DispatchResult) -> None:
         for name, place in outcome.placed:
             self._num_handed_over += place.prefill is not None
             now_s = self._now_s
             self._placer.routed(RequestRouted(now_s, GATEWAY, name, place.decode, place.prefill, place.reason))
-        for order in outcome.orders:
+        for order in outcome.commands:
             self._workers[order.worker_id].inbox.append(order.command)
         num_before, self._num_live = self._num_live, self._dispatcher.num_live
         for _ in range(num_before - self._num_live):
             self._ended()
 
-    def _hear(self, process: str, event: Event) -> None:
-        self._placer.heard(process, event)
+    def _on_event(self, process: str, event: Event) -> None:
+        self._placer.on_event(process, event)
         if isinstance(event, KVImportEnded) and not event.problem:
             self._num_fetched += 1
             self._num_bytes += event.num_bytes
@@ -285,12 +285,14 @@ class PoolSimulation:
         )
 
 
-def _update_of(live: Live, time_s: float) -> TokenUpdate:
+def _update_of(live: LiveRequest, time_s: float) -> TokenUpdate:
     """Return the tokens of a request that leaves a process, all at once, as earlier ones decide nothing."""
     reason = FinishReason.STOP if live.has_ended else FinishReason.LENGTH
-    token_ids = (0,) * (live.num_outputs - live.num_before)
-    news = SequenceNews(finish_reason=reason)
-    return TokenUpdate(live.given.arrival.request_id, time_s, token_ids, news=news, start=live.num_before)
+    token_ids = (0,) * (live.num_outputs - live.num_outputs_on_arrival)
+    status = SequenceStatus(finish_reason=reason)
+    return TokenUpdate(
+        live.outcome.arrival.request_id, time_s, token_ids, status=status, start=live.num_outputs_on_arrival
+    )
 
 
 def _prefill_s_per_token(started: EngineStarted, layers: Layers, step_times: PredictsSteps) -> float:

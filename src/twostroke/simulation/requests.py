@@ -38,7 +38,7 @@ class SimulatedRequest:
     ended_after_s: float | None = None
     """Seconds from its arrival until its caller aborted it; None: it ends by its tokens."""
 
-    def hash_of_block(self, index: int) -> bytes:
+    def block_hash(self, index: int) -> bytes:
         """Return the hash of a full block of the prompt and output."""
         known = self.arrival.block_hashes
         if index < len(known):
@@ -61,7 +61,7 @@ class RecordedRun:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _RecordedRequest:
     arrival: Arrival
     num_outputs: int = 0
     output_hashes: list[bytes] = field(default_factory=list[bytes])
@@ -69,7 +69,7 @@ class _Watched:
     ended_after_s: float | None = None
 
 
-def recording_of(events: Iterable[Event]) -> RecordedRun:
+def read_recording(events: Iterable[Event]) -> RecordedRun:
     """Read the last run of a log, without the warm-up before its measurement began.
 
     Raises:
@@ -85,16 +85,16 @@ def recording_of(events: Iterable[Event]) -> RecordedRun:
 class _Reader:
     def __init__(self) -> None:
         self._started: EngineStarted | None = None
-        self._watched: dict[str, _Watched] = {}
-        self._live: dict[str, _Watched] = {}
+        self._recorded: dict[str, _RecordedRequest] = {}
+        self._live: dict[str, _RecordedRequest] = {}
         self._names = 0
 
     def take(self, event: Event) -> None:
         match event:
             case EngineStarted():
-                self._started, self._watched, self._live = event, {}, {}
+                self._started, self._recorded, self._live = event, {}, {}
             case MeasurementBegan():
-                self._watched, self._live = {}, {}
+                self._recorded, self._live = {}, {}
             case RequestArrived():
                 self._arrived(event)
             case StepCommitted():
@@ -115,17 +115,17 @@ class _Reader:
     def recording(self) -> RecordedRun:
         if self._started is None:
             raise InvalidParameter("event_log", UNNAMED_LOG, "must begin with the start of an engine", _WHOLE)
-        if not self._watched:
+        if not self._recorded:
             raise InvalidParameter("event_log", UNNAMED_LOG, "must hold a request", _WHOLE)
-        watched = sorted(self._watched.values(), key=lambda one: one.arrival.arrival_time_s)
+        watched = sorted(self._recorded.values(), key=lambda one: one.arrival.arrival_time_s)
         begin_s = watched[0].arrival.arrival_time_s
         unfinished = sum(one.finish_reason is None for one in watched)
         return RecordedRun(self._started, tuple(_simulated(one, begin_s) for one in watched), unfinished)
 
     def _arrived(self, event: RequestArrived) -> None:
         self._names += 1  # an id may be used again once its request has ended
-        watched = _Watched(replace(event.arrival, request_id=f"{self._names}:{event.request_id}"))
-        self._watched[watched.arrival.request_id] = self._live[event.request_id] = watched
+        watched = _RecordedRequest(replace(event.arrival, request_id=f"{self._names}:{event.request_id}"))
+        self._recorded[watched.arrival.request_id] = self._live[event.request_id] = watched
 
     def _committed(self, event: StepCommitted) -> None:
         for commit in event.commits:
@@ -145,7 +145,7 @@ class _Reader:
                 watched.ended_after_s = max(0.0, time_s - watched.arrival.arrival_time_s)
 
 
-def _simulated(watched: _Watched, begin_s: float) -> SimulatedRequest:
+def _simulated(watched: _RecordedRequest, begin_s: float) -> SimulatedRequest:
     arrival = watched.arrival
     # a request aborted midway is taken to generate as many tokens under any schedule
     by_tokens = watched.num_outputs > 0
@@ -158,7 +158,7 @@ def _simulated(watched: _Watched, begin_s: float) -> SimulatedRequest:
     )
 
 
-def faster(requests: Sequence[SimulatedRequest], factor: float) -> tuple[SimulatedRequest, ...]:
+def sped_up(requests: Sequence[SimulatedRequest], factor: float) -> tuple[SimulatedRequest, ...]:
     """Return the requests with all arrival times divided by the factor."""
     return tuple(
         replace(one, arrival=replace(one.arrival, arrival_time_s=one.arrival.arrival_time_s / factor))

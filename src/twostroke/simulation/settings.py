@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import number, whole_number
+from twostroke.config.checks import check_int, check_number
 from twostroke.config.fields import MAX_COUNT
 from twostroke.config.kv_format import KVFormat
 from twostroke.config.layer_spec import KVSpec
@@ -27,7 +27,7 @@ _SCHEDULER = {f.name for f in dataclasses.fields(SchedulerConfig)}
 _CACHE = {"block_size", "num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "kv_reservation"}
 _POOLS = {f.name for f in dataclasses.fields(SimulatedPools)}
 _OWN = {"request_rate_factor", "step_time_factor", "max_model_len"} | _POOLS
-_AT_ONCE = 0.01
+_MIN_ARRIVAL_SHARE = 0.01
 """Share of a run: requests that all arrive within less than this have no arrival rate."""
 _SIZES = ("block_size", "kv_cache_dtype")
 """Settings that change the size of a block."""
@@ -126,7 +126,7 @@ class WhatIf:
         num_blocks = cache.num_kv_blocks or int(memory // after.bytes_per_block)
         self._check_blocks(num_blocks, after.bytes_per_block)
         max_model_len = given.get("max_model_len", started.max_model_len)
-        whole_number("max_model_len", max_model_len, 2, MAX_COUNT)
+        check_int("max_model_len", max_model_len, 2, MAX_COUNT)
         return replace(
             started,
             scheduler=plain(scheduler),
@@ -147,7 +147,7 @@ class WhatIf:
 
     def _factor(self, name: str) -> float:
         value = self.settings.get(name, 1.0)
-        number(name, value, 0, MAX_FACTOR, f"a number, more than 0 and at most {MAX_FACTOR}", low_open=True)
+        check_number(name, value, 0, MAX_FACTOR, f"a number, more than 0 and at most {MAX_FACTOR}", low_open=True)
         return float(value)
 
 
@@ -162,7 +162,7 @@ def check_rate_factor(what_if: WhatIf, requests: Sequence[SimulatedRequest], dur
         return
     times_s = [request.arrival.arrival_time_s for request in requests]
     span_s = max(times_s) - min(times_s)
-    if max(span_s, span_s / factor) >= _AT_ONCE * duration_s:
+    if max(span_s, span_s / factor) >= _MIN_ARRIVAL_SHARE * duration_s:
         return
     came = "came at once" if span_s == 0 else f"came within {span_s:.3g} s of a run of {duration_s:.3g} s"
     raise InvalidParameter(

@@ -19,7 +19,7 @@ from twostroke.outputs import RequestTimes
 from twostroke.scheduler.replay import layers_of, scheduler_of
 from twostroke.scheduler.scheduler import Scheduler
 from twostroke.served_run import Run, ServedRequest
-from twostroke.simulation.engine import Live, SimulatedEngine
+from twostroke.simulation.engine import LiveRequest, SimulatedEngine
 from twostroke.simulation.requests import SimulatedRequest
 
 
@@ -31,7 +31,7 @@ class Simulation:
         layers: the model's layers, from which the work of a step is computed.
         step_times: predicts how long a step takes.
         block_size: tokens of a KV block.
-        names_blocks: whether blocks get hashes, because the prefix cache is on.
+        hashes_blocks: whether blocks get hashes, because the prefix cache is on.
         ended: called whenever a request has ended.
     """
 
@@ -42,12 +42,14 @@ class Simulation:
         step_times: PredictsSteps,
         *,
         block_size: int,
-        names_blocks: bool = True,
+        hashes_blocks: bool = True,
         ended: Callable[[], object] | None = None,
     ) -> None:
-        self._engine = SimulatedEngine(scheduler, layers, step_times, block_size=block_size, names_blocks=names_blocks)
+        self._engine = SimulatedEngine(
+            scheduler, layers, step_times, block_size=block_size, hashes_blocks=hashes_blocks
+        )
         self._ended = ended
-        self._given_up: deque[tuple[float, str]] = deque()
+        self._aborts: deque[tuple[float, str]] = deque()
         """Requests that their callers abort before the first token: (time in seconds, request id), sorted."""
 
     def run(self, requests: Sequence[SimulatedRequest]) -> Run:
@@ -67,8 +69,8 @@ class Simulation:
             self._abort_due(now_s)
             step = engine.decide(now_s)
             if step is not None:
-                for live in engine.take_in(step):
-                    assert live.has_ended, f"{live.given.arrival.request_id} left the engine without an end"
+                for live in engine.commit(step):
+                    assert live.has_ended, f"{live.outcome.arrival.request_id} left the engine without an end"
                     self._report_end()
                 now_s = step.end_s
                 continue
@@ -82,19 +84,19 @@ class Simulation:
 
     def _arrive(self, request: SimulatedRequest, served: ServedRequest) -> None:
         arrival = request.arrival
-        self._engine.arrive(Live(request, served), arrival)
+        self._engine.arrive(LiveRequest(request, served), arrival)
         if request.ended_after_s is not None:
-            self._given_up.append((arrival.arrival_time_s + request.ended_after_s, arrival.request_id))
-            self._given_up = deque(sorted(self._given_up))
+            self._aborts.append((arrival.arrival_time_s + request.ended_after_s, arrival.request_id))
+            self._aborts = deque(sorted(self._aborts))
 
     def _abort_due(self, now_s: float) -> None:
-        while self._given_up and self._given_up[0][0] <= now_s:
-            _, request_id = self._given_up.popleft()
+        while self._aborts and self._aborts[0][0] <= now_s:
+            _, request_id = self._aborts.popleft()
             if self._engine.finish(request_id):
                 self._report_end()
 
     def _next_abort(self) -> float | None:
-        return self._given_up[0][0] if self._given_up else None
+        return self._aborts[0][0] if self._aborts else None
 
     def _report_end(self) -> None:
         if self._ended is not None:
@@ -125,7 +127,7 @@ def simulate(
         layers_of(started),
         step_times,
         block_size=started.layout["block_size"],
-        names_blocks=started.cache["enable_prefix_caching"],
+        hashes_blocks=started.cache["enable_prefix_caching"],
         ended=ended,
     )
     return simulation.run(requests)

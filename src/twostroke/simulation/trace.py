@@ -17,7 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
-from twostroke.config.checks import number, whole_number
+from twostroke.config.checks import check_int, check_number
 from twostroke.errors import InvalidParameter
 from twostroke.request import Arrival, FinishReason
 from twostroke.simulation.requests import SimulatedRequest
@@ -93,12 +93,12 @@ def _entry(line: str, earliest_s: float) -> TraceEntry:
     missing = [name for name in ("timestamp", "input_length", "output_length", "hash_ids") if name not in row]
     if missing:
         raise ValueError(f"it lacks {' and '.join(missing)}")
-    number("timestamp", row["timestamp"], 0.0, 1e15, "milliseconds, at least 0")
-    whole_number("input_length", row["input_length"], 1, MAX_LENGTH)
-    whole_number("output_length", row["output_length"], 0, MAX_LENGTH)
+    check_number("timestamp", row["timestamp"], 0.0, 1e15, "milliseconds, at least 0")
+    check_int("input_length", row["input_length"], 1, MAX_LENGTH)
+    check_int("output_length", row["output_length"], 0, MAX_LENGTH)
     entry = TraceEntry(row["timestamp"] / 1000, row["input_length"], row["output_length"], tuple(row["hash_ids"]))
     for hash_id in entry.hash_ids:
-        whole_number("hash_ids", hash_id, 0, MAX_HASH_ID)
+        check_int("hash_ids", hash_id, 0, MAX_HASH_ID)
     num_ids = -(-entry.input_length // TRACE_BLOCK)
     if len(entry.hash_ids) != num_ids:
         found, tokens = len(entry.hash_ids), entry.input_length
@@ -137,7 +137,7 @@ def trace_requests(
     if per_id % block_size:
         limit = f"must divide {TRACE_BLOCK} / {divisor} = {per_id}, the tokens per hash id of the trace"
         raise InvalidParameter("block_size", block_size, limit, f"Give --block-size {per_id & -per_id} or less.")
-    names = _Names(per_id // block_size)
+    names = _BlockHashes(per_id // block_size)
     found: list[SimulatedRequest] = []
     for index, line in enumerate(lines):
         request = _request(index, line, block_size, divisor, names)
@@ -147,7 +147,7 @@ def trace_requests(
     return tuple(found), len(lines) - len(found)
 
 
-class _Names(dict[int, tuple[bytes, ...]]):
+class _BlockHashes(dict[int, tuple[bytes, ...]]):
     """Block hashes for each hash id, created once: they take most of the memory of a trace."""
 
     def __init__(self, blocks_per_id: int) -> None:
@@ -159,7 +159,7 @@ class _Names(dict[int, tuple[bytes, ...]]):
         return names
 
 
-def _request(index: int, line: TraceEntry, block_size: int, divisor: int, names: _Names) -> SimulatedRequest:
+def _request(index: int, line: TraceEntry, block_size: int, divisor: int, names: _BlockHashes) -> SimulatedRequest:
     num_prompt_tokens, num_outputs = num_tokens_of(line, divisor)
     in_order = chain.from_iterable(names[hash_id] for hash_id in line.hash_ids)
     hashes = tuple(islice(in_order, num_prompt_tokens // block_size))

@@ -1,7 +1,7 @@
 """Simulated worker process of a pool: an engine, both ends of its KV hand-overs, and a command inbox.
 
 It handles the commands of cluster/messages.py between two steps, as cluster/process.py does. The hand-over ends are
-those used in service (engine/kv_ends.py).
+those used in service (engine/kv_endpoints.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from twostroke.cluster.messages import Add, Command, Finish
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched
-from twostroke.engine.kv_ends import KVEnds
+from twostroke.engine.handover_messages import DropKV, EndHold, FetchKV, KVFetched
+from twostroke.engine.kv_endpoints import KVEndpoints
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.events import Event, StepScheduled
@@ -21,21 +21,21 @@ from twostroke.kv_cache.holds import KVImport
 from twostroke.kv_cache.layout import KVLayout
 from twostroke.kv_transfer.transport import Fetched, KVSource
 from twostroke.request import Arrival
-from twostroke.simulation.engine import Live, SimulatedEngine, SimulatedStep
+from twostroke.simulation.engine import LiveRequest, SimulatedEngine, SimulatedStep
 from twostroke.simulation.lender import SimulatedLender
 from twostroke.simulation.link import Link
 
 
 @dataclass(slots=True, eq=False)
-class World:
+class SimulatedWorld:
     """State shared by all processes of a simulation."""
 
     layout: KVLayout
     link: Link
     clock: Callable[[], float]
-    heard: Callable[[str, Event], object]
+    on_event: Callable[[str, Event], object]
     """Callback for every event that a process emits; called with the process name and the event."""
-    requests: dict[str, Live] = field(default_factory=dict[str, Live])
+    requests: dict[str, LiveRequest] = field(default_factory=dict[str, LiveRequest])
     """Requests by id, ended ones included: messages about them may still be in flight."""
     lenders: dict[str, SimulatedLender] = field(default_factory=dict[str, SimulatedLender])
     """Lenders by process name."""
@@ -43,9 +43,9 @@ class World:
     def names(self, request_id: str, token_ids: Sequence[int], block_size: int, salt: str | None) -> tuple[bytes, ...]:
         """Return the recorded hashes of a request's full blocks; an implementation of `BlockHasher`."""
         del salt
-        given, num_blocks = self.requests[request_id].given, len(token_ids) // block_size
+        given, num_blocks = self.requests[request_id].outcome, len(token_ids) // block_size
         known = given.arrival.block_hashes[:num_blocks]
-        return known + tuple(given.hash_of_block(i) for i in range(len(known), num_blocks))
+        return known + tuple(given.block_hash(i) for i in range(len(known), num_blocks))
 
 
 class SimulatedWorker:
@@ -57,7 +57,7 @@ class SimulatedWorker:
         world: state shared with the other processes.
     """
 
-    def __init__(self, process: str, engine: SimulatedEngine, world: World) -> None:
+    def __init__(self, process: str, engine: SimulatedEngine, world: SimulatedWorld) -> None:
         self.process = process
         self.engine = engine
         self._world = world
@@ -73,60 +73,60 @@ class SimulatedWorker:
         self._fetching = KVFetching(
             scheduler, self, self, layout=layout, clock=clock, post=self.inbox.append, names=world.names
         )
-        self._ends = KVEnds(scheduler, self, clock, KVLending(scheduler, lender, layout), self._fetching)
-        self._ends.bind(self._start, lambda: not engine.has_work)
+        self._endpoints = KVEndpoints(scheduler, self, clock, KVLending(scheduler, lender, layout), self._fetching)
+        self._endpoints.bind(self._start, lambda: not engine.has_work)
 
     # ------------------------------------------------------------------ the worker's loop
 
-    def hear(self) -> bool:
+    def process_inbox(self) -> bool:
         """Handle all queued commands; return whether there were any."""
         has_heard = bool(self.inbox)
         while self.inbox:
-            self._obey(self.inbox.popleft())
+            self._run_commands(self.inbox.popleft())
         return has_heard
 
     def begin_step(self) -> bool:
         """Begin a step if there is work; return whether a step began or a command was queued."""
         if self.engine.has_work:
-            self._ends.start_waiting_imports()
+            self._endpoints.start_waiting_imports()
             self.step = self.engine.decide(self._world.clock())
         if self.step is None:
             return bool(self.inbox)
         self.lender.step_s = self.step.begin_s, self.step.end_s
-        self._ends.decided(self.step.batch)
+        self._endpoints.decided(self.step.batch)
         return True
 
-    def end_step(self, step: SimulatedStep) -> list[Live]:
+    def end_step(self, step: SimulatedStep) -> list[LiveRequest]:
         """Commit a step that is over; return the requests that leave this process, ended or not."""
         self.step = None
         if not step.batch.num_prefill_tokens:
             self.decode_step_s = step.end_s - step.begin_s
         self.emit(StepScheduled(step.begin_s, self.process, step.batch))
-        through = self.engine.take_in(step)
+        through = self.engine.commit(step)
         for live in through:
-            self._ends.ended(live.given.arrival.request_id)
+            self._endpoints.ended(live.outcome.arrival.request_id)
         if not self.engine.has_work:  # there may be no other step
-            self._ends.start_waiting_imports()
+            self._endpoints.start_waiting_imports()
         return through
 
-    def _obey(self, command: Command) -> None:
+    def _run_commands(self, command: Command) -> None:
         match command:
             case Add(request):
-                self._ends.add(request)
+                self._endpoints.add(request)
             case Finish(request_id):
                 if self.engine.finish(request_id):
-                    self._ends.ended(request_id)
+                    self._endpoints.ended(request_id)
                 else:
-                    self._ends.abort(request_id)
-                self._ends.start_waiting_imports()
+                    self._endpoints.abort(request_id)
+                self._endpoints.start_waiting_imports()
             case FetchKV() | DropKV() | KVFetched() | EndHold():
-                self._ends.obey(command)
+                self._endpoints.handle(command)
             case other:
                 raise AssertionError(f"{other} to a simulated process")
 
     def _start(self, request: GenerationRequest) -> Arrival:
         live, new = self._world.requests[request.request_id], request.new_request
-        arrival = live.given.arrival
+        arrival = live.outcome.arrival
         if request.lend_as is not None or new.output_token_ids:
             known = new.prompt_token_ids + new.output_token_ids
             arrival = replace(
@@ -158,7 +158,7 @@ class SimulatedWorker:
         return self._world.lenders[source.address.name].fetch(source.lease_id, self.process, into, is_done)
 
     def emit(self, event: Event) -> None:
-        self._world.heard(self.process, event)
+        self._world.on_event(self.process, event)
 
     def close(self) -> None:
         pass

@@ -8,15 +8,15 @@ from typing import Protocol
 import numpy as np
 
 from twostroke.sampling.sampler import Sampler
+from twostroke.speculation.draft_model_pass import DraftModelPass, DraftPassInput
 from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.proposer import DraftRequest, Drafts
-from twostroke.speculation.reader import Reader, Reading
 
 
 class ComputedTokens(Protocol):
     """Number of tokens of each sequence that the drafting layers have computed K and V of."""
 
-    def num_read(self, request: DraftRequest) -> int:
+    def num_computed(self, request: DraftRequest) -> int:
         """Return how many of the known tokens were computed; always less than all, as the last one's logits are
         needed."""
         ...
@@ -33,7 +33,7 @@ class ComputedTokens(Protocol):
 class ComputedByTarget:
     """Drafting by the target's own layers, which have computed every token except the last."""
 
-    def num_read(self, request: DraftRequest) -> int:
+    def num_computed(self, request: DraftRequest) -> int:
         return len(request.token_ids) - 1
 
     def read(self, request: DraftRequest, drafts: Sequence[int], num_tokens: int) -> None:
@@ -53,7 +53,7 @@ class ComputedByDraftModel:
         self._guessed: dict[int, tuple[int, ...]] = {}
         """Drafts computed after these, by row."""
 
-    def num_read(self, request: DraftRequest) -> int:
+    def num_computed(self, request: DraftRequest) -> int:
         """Return the known tokens computed then, plus the drafts after them that were accepted since."""
         row, token_ids = request.row, request.token_ids
         num_read = self._known.get(row, 0)
@@ -89,7 +89,7 @@ class ChainProposer:
         max_tokens: most known tokens to compute in one step.
     """
 
-    def __init__(self, reader: Reader, tokens: ComputedTokens, sampler: Sampler, *, max_tokens: int) -> None:
+    def __init__(self, reader: DraftModelPass, tokens: ComputedTokens, sampler: Sampler, *, max_tokens: int) -> None:
         self._reader = reader
         self._tokens = tokens
         self._sampler = sampler
@@ -113,18 +113,18 @@ class ChainProposer:
         self._tokens.forget(row, num_tokens)
 
     @staticmethod
-    def _last_draft(request: DraftRequest, drafts: Sequence[int]) -> Reading:
-        return Reading(request, len(request.token_ids) + len(drafts) - 1, np.array(drafts[-1:], np.int32))
+    def _last_draft(request: DraftRequest, drafts: Sequence[int]) -> DraftPassInput:
+        return DraftPassInput(request, len(request.token_ids) + len(drafts) - 1, np.array(drafts[-1:], np.int32))
 
-    def _known_tokens(self, requests: Sequence[DraftRequest]) -> tuple[list[Reading], list[int], Sequence[int]]:
+    def _known_tokens(self, requests: Sequence[DraftRequest]) -> tuple[list[DraftPassInput], list[int], Sequence[int]]:
         """Return the first readings, the requests whose known tokens are then all computed, and the index of their
         readings."""
         num_left = self._max_tokens
-        readings: list[Reading] = []
+        readings: list[DraftPassInput] = []
         through: list[int] = []
         ends: list[int] = []
         for i, request in enumerate(requests):
-            begin = self._tokens.num_read(request)
+            begin = self._tokens.num_computed(request)
             end = min(len(request.token_ids), begin + num_left)
             num_left -= end - begin
             if end == begin:
@@ -134,5 +134,5 @@ class ChainProposer:
                 ends.append(len(readings))
             else:
                 self._tokens.read(request, (), end)
-            readings.append(Reading(request, begin, request.token_ids[begin:end]))
+            readings.append(DraftPassInput(request, begin, request.token_ids[begin:end]))
         return readings, through, ends

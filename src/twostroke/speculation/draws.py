@@ -21,7 +21,7 @@ class DraftDraws:
     def __init__(self, sampler: Sampler, requests: Sequence[DraftRequest], active: Sequence[int]) -> None:
         self._sampler = sampler
         self._requests = requests
-        self._states: dict[int, SamplingState] = {i: requests[i].sampling.ahead(()) for i in active}
+        self._states: dict[int, SamplingState] = {i: requests[i].sampling.after_tokens(()) for i in active}
         self.drafts: list[list[int]] = [[] for _ in requests]
         self.active = list(active)
 

@@ -14,14 +14,14 @@ from torch import Tensor
 from twostroke.layers.attention import AttentionLayout, AttentionMetadata, KVTensors
 from twostroke.model.eagle import EagleHead
 from twostroke.sampling.sampler import Sampler
+from twostroke.speculation.draft_model_pass import TargetTable
 from twostroke.speculation.draws import DraftDraws
 from twostroke.speculation.history import FeatureHistory
+from twostroke.speculation.observation_policy import ObservationPolicy
 from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
-from twostroke.speculation.reader import TargetTable
-from twostroke.speculation.wakefulness import ObservationPolicy
 
 
-class _Place(NamedTuple):
+class _ReadSpan(NamedTuple):
     """Consecutive positions of a sequence that the head reads."""
 
     start: int
@@ -81,29 +81,29 @@ class EagleProposer:
         self._sampler = sampler
         self._device = device
         self._operators = head.attention
-        self._wakefulness = ObservationPolicy()
+        self._observation_policy = ObservationPolicy()
         self._has_read: dict[int, range] = {}
         """Positions whose K and V the head computed for the row's sequence, by row."""
         self._is_read = np.zeros(memory.num_pages, bool)
         """Pages of which it has read every position, since the target last wrote them."""
 
-    def watches(self, reads_prompts: bool) -> bool:
-        return reads_prompts or self._wakefulness.is_observing
+    def needs_step(self, reads_prompts: bool) -> bool:
+        return reads_prompts or self._observation_policy.is_observing
 
     def observe(self, step: TargetStep) -> None:
         """Keep the features of a step; nothing is read yet."""
-        self._wakefulness.shown(step)
+        self._observation_policy.step_passed(step)
         self._history.add(step)
         size, table = self._layout.block_size, step.block_tables[self._table.group_id]
-        for read in step.reads:
+        for read in step.spans:
             opened, behind = -(-read.begin // size), -(-read.end // size)
             if opened < behind:
                 self._is_read[self._table.pages(table[read.row, opened:behind])] = False
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        if not self._wakefulness.is_observing:  # pages that the target wrote meanwhile are unknown
+        if not self._observation_policy.is_observing:  # pages that the target wrote meanwhile are unknown
             self._is_read[:] = False
-        self._wakefulness.asked()
+        self._observation_policy.drafts_wanted()
         places = {i: place for i, request in enumerate(requests) if (place := self._unread(request)) is not None}
         draws = DraftDraws(self._sampler, requests, list(places))
         if not places:
@@ -113,7 +113,7 @@ class EagleProposer:
             kept = draws.draw(self._head.logits(y))
             if not kept:
                 return draws.found()
-            behind = [self._behind(requests[i], places[i].start, draws.drafts[i]) for i in draws.active]
+            behind = [self._after_last_draft(requests[i], places[i].start, draws.drafts[i]) for i in draws.active]
             y = self._pass(y[torch.tensor(kept, device=self._device)], behind)
 
     def forget(self, row: int, num_tokens: int) -> None:
@@ -124,7 +124,7 @@ class EagleProposer:
             has_read = self._has_read[row]
             self._has_read[row] = range(has_read.start, min(has_read.stop, num_tokens))
 
-    def _unread(self, request: DraftRequest) -> _Place | None:
+    def _unread(self, request: DraftRequest) -> _ReadSpan | None:
         """Return the positions to read before a draft, up to the last but one token; None if that is impossible."""
         span, last = self._history.span(request.row), len(request.token_ids) - 1
         if span.stop != last:
@@ -139,9 +139,9 @@ class EagleProposer:
             unread = np.flatnonzero(~self._is_read[table[:first]])
             page = int(unread[-1]) + 1 if len(unread) else 0
             start, begin = page * size, first * size
-        return _Place(start, begin, request.token_ids[begin + 1 :], table) if span.start <= begin < last else None
+        return _ReadSpan(start, begin, request.token_ids[begin + 1 :], table) if span.start <= begin < last else None
 
-    def _read(self, places: dict[int, _Place]) -> Tensor:
+    def _read(self, places: dict[int, _ReadSpan]) -> Tensor:
         """Read positions by row, and return outputs [len(places), hidden_size] after the last position of each."""
         ends = {row: place.begin + len(place.token_ids) for row, place in places.items()}
         features = self._history.features([(row, range(places[row].begin, end)) for row, end in ends.items()])
@@ -152,13 +152,13 @@ class EagleProposer:
             self._is_read[place.block_table[place.begin // size : ends[row] // size]] = True
         return y[self._tensor(np.cumsum([len(place.token_ids) for place in places.values()]) - 1)]
 
-    def _behind(self, request: DraftRequest, start: int, drafts: Sequence[int]) -> _Place:
+    def _after_last_draft(self, request: DraftRequest, start: int, drafts: Sequence[int]) -> _ReadSpan:
         """Return the position whose next token is the last draft."""
         table = self._table.pages(request.block_tables[self._table.group_id])
         begin = len(request.token_ids) + len(drafts) - 2
-        return _Place(start, begin, np.array(drafts[-1:], np.int32), table)
+        return _ReadSpan(start, begin, np.array(drafts[-1:], np.int32), table)
 
-    def _pass(self, h: Tensor, places: Sequence[_Place]) -> Tensor:
+    def _pass(self, h: Tensor, places: Sequence[_ReadSpan]) -> Tensor:
         lens = np.array([len(place.token_ids) for place in places], np.int32)
         query_start_loc = np.zeros(len(places) + 1, np.int32)
         np.cumsum(lens, out=query_start_loc[1:])

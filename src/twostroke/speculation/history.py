@@ -72,7 +72,7 @@ class FeatureHistory:
             assert oldest.features is not None, "only here features go"
             self._num_tokens -= len(oldest.features)
             oldest.features = None
-        for row, first, begin, num_tokens, _ in step.reads:
+        for row, first, begin, num_tokens, _ in step.spans:
             pieces = self._pieces.get(row)
             if pieces is None:
                 pieces = self._pieces[row] = deque()

@@ -11,10 +11,10 @@ from torch import Tensor
 from twostroke.model.medusa import MedusaHeads
 from twostroke.sampling.sampler import Sampler
 from twostroke.speculation.draws import DraftDraws
+from twostroke.speculation.observation_policy import ObservationPolicy
 from twostroke.speculation.proposer import DraftRequest, Drafts, TargetStep
-from twostroke.speculation.wakefulness import ObservationPolicy
 
-_LEAST_BRANCH = 2
+_MIN_BRANCH = 2
 """Least slots of a branch: the last known token again, and one draft."""
 
 
@@ -29,14 +29,14 @@ class MedusaProposer:
         self._sampler = sampler
         self._hidden: dict[int, tuple[int, Tensor, int]] = {}
         """Known tokens at that time, states [some rows, hidden_size] and the index of the row's own, by row."""
-        self._wakefulness = ObservationPolicy()
+        self._observation_policy = ObservationPolicy()
 
-    def watches(self, reads_prompts: bool) -> bool:
-        return reads_prompts or self._wakefulness.is_observing
+    def needs_step(self, reads_prompts: bool) -> bool:
+        return reads_prompts or self._observation_policy.is_observing
 
     def observe(self, step: TargetStep) -> None:
-        self._wakefulness.shown(step)
-        reads = [read for read in step.reads if read.end == read.num_known - 1]  # a token was drawn after it
+        self._observation_policy.step_passed(step)
+        reads = [read for read in step.spans if read.end == read.num_known - 1]  # a token was drawn after it
         ends = [read.first + read.num_tokens - 1 for read in reads]
         hidden = step.hidden
         if len(hidden) > len(reads):  # a copy, or a chunk's last state would keep its whole tensor alive
@@ -46,7 +46,7 @@ class MedusaProposer:
             self._hidden[read.row] = read.num_known, hidden, end
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
-        self._wakefulness.asked()
+        self._observation_policy.drafts_wanted()
         active = [i for i, request in enumerate(requests) if self._is_known(request)]
         draws = DraftDraws(self._sampler, requests, active)
         branches: dict[int, tuple[tuple[int, ...], ...]] = {}
@@ -72,7 +72,7 @@ class MedusaProposer:
         """
         num_spare = request.num_drafts - len(chain)
         found: list[tuple[int, ...]] = []
-        if num_spare < _LEAST_BRANCH or not chain:
+        if num_spare < _MIN_BRANCH or not chain:
             return ()
         second, third = self._next_choices(request, (), logits[0], chain[0], 2)
         wanted = [(second, *chain[1:2]), (third, *chain[1:2])]
@@ -90,7 +90,7 @@ class MedusaProposer:
         self, request: DraftRequest, behind: Sequence[int], logits: Tensor, first: int, count: int
     ) -> list[int]:
         """Return a head's next choices, with the position's own noise, if its previous ones were excluded."""
-        left, state = logits.clone()[None], request.sampling.ahead(behind)
+        left, state = logits.clone()[None], request.sampling.after_tokens(behind)
         found: list[int] = [first]
         while len(found) <= count:
             left[0, found[-1]] = float("-inf")

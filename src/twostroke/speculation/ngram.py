@@ -17,14 +17,14 @@ class NgramProposer:
     """Proposer that looks for the longest ending of the text that occurred before, the latest occurrence first.
 
     Args:
-        most: most tokens of an ending; a longer one would find the same place.
-        fewest: fewest tokens of an ending; a shorter match is taken for chance and drafts nothing.
+        max_ngram: most tokens of an ending; a longer one would find the same place.
+        min_ngram: fewest tokens of an ending; a shorter match is taken for chance and drafts nothing.
     """
 
-    def __init__(self, *, most: int, fewest: int) -> None:
-        assert 1 <= fewest <= most, f"endings of {fewest} to {most} tokens"
-        self._most = most
-        self._fewest = fewest
+    def __init__(self, *, max_ngram: int, min_ngram: int) -> None:
+        assert 1 <= min_ngram <= max_ngram, f"endings of {min_ngram} to {max_ngram} tokens"
+        self._most = max_ngram
+        self._fewest = min_ngram
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Drafts]:
         return [Drafts(self._lookup(request.token_ids, request.num_drafts)) for request in requests]

@@ -59,7 +59,7 @@ class Drafts(NamedTuple):
     branches: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Number of draft slots that the chain and the branches use."""
         return len(self.chain) + sum(1 + len(branch) for branch in self.branches)
 
@@ -102,20 +102,20 @@ class TargetStep:
     """[num_tokens, hidden_size]: hidden states after the final norm."""
     features: Tensor
     """[num_tokens, feature layers x hidden_size]: the inputs of the requested layers, side by side."""
-    reads: Sequence[ComputedSpan]
+    spans: Sequence[ComputedSpan]
     block_tables: Sequence[npt.NDArray[np.int32]]
     """[rows, max_blocks] for each KV group of the target; views that later steps change."""
 
 
 @runtime_checkable
-class Watcher(Protocol):
+class FeatureObserver(Protocol):
     """Proposer that drafts from the target's hidden features.
 
     It is given steps whether or not drafts are wanted. It should only keep them, and compute when it is asked for
     drafts.
     """
 
-    def watches(self, reads_prompts: bool) -> bool:
+    def needs_step(self, reads_prompts: bool) -> bool:
         """Return whether it needs the next step; a watcher that was not asked for a while may skip steps.
 
         Args:

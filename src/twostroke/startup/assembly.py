@@ -28,7 +28,7 @@ from twostroke.engine.engine import Engine
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.engine.expert_use import ExpertUse
 from twostroke.engine.facts import NOTE, EngineFacts
-from twostroke.engine.handover_port import LenderAddress
+from twostroke.engine.handover_messages import LenderAddress
 from twostroke.engine.journal import Journal, engine_started
 from twostroke.engine.kv_self_check import KVSelfCheck
 from twostroke.engine.pool_engine import PoolEngine
@@ -48,47 +48,47 @@ from twostroke.model.registry import num_parameters
 from twostroke.process_memory import own_anonymous_bytes
 from twostroke.runner.key_means import TEXT as KEY_MEANS_TEXT
 from twostroke.runner.machine_limits import measure_machine_limits
-from twostroke.runner.memory_probe import MemoryProbe, probe_of
+from twostroke.runner.memory_probe import MemoryProbe, memory_probe_for
 from twostroke.runner.model_runner import Executor, InProcessExecutor, ModelRunner
-from twostroke.runner.tensor_parallel import TensorParallelExecutor, follow
+from twostroke.runner.tensor_parallel import TensorParallelExecutor, run_follower_rank
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.startup.calibrated import Pace, latency_model
-from twostroke.startup.handover_ends import (
-    HandoverEnds,
+from twostroke.startup.calibrated import LatencyModel, latency_model
+from twostroke.startup.handover_setup import (
+    HandoverSetup,
     build_handovers,
     identity_facts,
     numerics_facts,
     shared_memory_for,
 )
 from twostroke.startup.loading import load_rank
-from twostroke.startup.measured_memory import Sized
+from twostroke.startup.measured_memory import KVSize
 from twostroke.startup.memory import account_for_memory, check_weights_fit, free_memory
 from twostroke.startup.preparation import prepare
 from twostroke.startup.prepared import Drafter, Prepared
 from twostroke.startup.ranks import KVDecision, Ranks, RankStart
-from twostroke.startup.start_lines import start_lines, unlike
+from twostroke.startup.start_lines import deviation_words, start_lines
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class CostBasis:
     """Basis for the costs and times of steps."""
 
     shape: ModelShape
     machine: MachineLimits
-    pace: Pace
+    pace: LatencyModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
+class LoadedModel:
     """A model in memory, of one rank or several, with its KV cache."""
 
     executor: Executor
     runner: ModelRunner
     """Runner of rank 0."""
-    sized: Sized
+    sized: KVSize
     shared: SharedMemory | None
     """Memory of all ranks' KV caches, if other processes map it."""
 
@@ -114,7 +114,7 @@ def build_engine(
     wrap_executor: Callable[[Executor], Executor] | None = None,
     listeners: Sequence[EventLog] = (),
     wrap_drafter: Callable[[Drafter], Drafter] | None = None,
-    handover: HandoverEnds | None = None,
+    handover: HandoverSetup | None = None,
     machine: MachineLimits | None = None,
     step_times: StepTimeModel | None = None,
 ) -> BuiltEngine:
@@ -140,7 +140,7 @@ def build_engine(
     return_unused()  # reading a large tokenizer takes twice the memory that it keeps
 
     @cache
-    def costs() -> Costs:
+    def costs() -> CostBasis:
         return _costs(prepared, machine, step_times)
 
     if prepared.device.type != "cpu" or prepared.num_ranks > 1:
@@ -198,7 +198,7 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
         RankLost: another rank is gone.
     """
     prepared = prepare(start.config, communicator.rank)
-    kv_size = probe_of(prepared.device)
+    kv_size = memory_probe_for(prepared.device)
     if start.kv is not None:
         num_kv_bytes = start.kv.num_blocks * prepared.layout.bytes_per_block
         kv_size = KVSizing(start.kv.num_blocks, start.kv.max_model_len, num_kv_bytes, 0)
@@ -209,10 +209,10 @@ def run_rank(start: RankStart, communicator: Communicator) -> None:
     split = RowSplit(communicator, splits_by_expert=splits_by_expert)
     runner, _ = load_rank(prepared, kv_size, split, descriptor, finds_key_means=finds_key_means)
     communicator.barrier()
-    follow(runner, communicator)
+    run_follower_rank(runner, communicator)
 
 
-def _costs(prepared: Prepared, machine: MachineLimits | None, step_times: StepTimeModel | None) -> Costs:
+def _costs(prepared: Prepared, machine: MachineLimits | None, step_times: StepTimeModel | None) -> CostBasis:
     """Measure the machine unless its limits are given, and find the step times for latency limits."""
     settings, shape = prepared.settings, prepared.shape
     if machine is None:
@@ -226,17 +226,17 @@ def _costs(prepared: Prepared, machine: MachineLimits | None, step_times: StepTi
             step_bytes=prepared.step_bytes,
         )
     pace = latency_model(settings, prepared.path, shape, machine, step_times)
-    return Costs(shape=shape, machine=machine, pace=pace)
+    return CostBasis(shape=shape, machine=machine, pace=pace)
 
 
-def _kv_size(prepared: Prepared, handover: HandoverEnds | None) -> KVSizing | MemoryProbe:
+def _kv_size(prepared: Prepared, handover: HandoverSetup | None) -> KVSizing | MemoryProbe:
     """Return the number of KV blocks, or the probe that measures it after the weights are loaded.
 
     Raises:
         DoesNotFit: the weights or an explicit size are too large; the message has the arithmetic.
         SetupError: KV of a card would have to be handed over.
     """
-    probe = probe_of(prepared.device)
+    probe = memory_probe_for(prepared.device)
     if probe is None:
         share = 1.0 if handover is None else handover.port.memory_share
         return account_for_memory(prepared, share=share).sizing
@@ -247,7 +247,7 @@ def _kv_size(prepared: Prepared, handover: HandoverEnds | None) -> KVSizing | Me
     return probe
 
 
-def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: HandoverEnds | None) -> Computing:
+def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: HandoverSetup | None) -> LoadedModel:
     """Load the model in this process and the processes of other ranks, and return its executor."""
     shared: SharedMemory | None = None
     finds_key_means = is_quantized(prepared.kv_format)
@@ -263,7 +263,7 @@ def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: Ha
     if num_ranks == 1:
         runner, sized = load_rank(prepared, kv_size, RowSplit(), descriptor, finds_key_means=finds_key_means)
         executor = InProcessExecutor(runner, max_in_flight=2 if settings.schedules_ahead else 1)
-        return Computing(executor=executor, runner=runner, sized=sized, shared=shared)
+        return LoadedModel(executor=executor, runner=runner, sized=sized, shared=shared)
     ranks: Ranks | None = None
     try:
         decided = KVDecision(kv_size.num_blocks, kv_size.max_model_len) if isinstance(kv_size, KVSizing) else None
@@ -278,7 +278,7 @@ def _computing(prepared: Prepared, kv_size: KVSizing | MemoryProbe, handover: Ha
             raise SetupError(f"tensor_parallel_size={num_ranks}: {error}") from error
         raise
     executor = TensorParallelExecutor(runner, ranks.communicator, ranks.end)
-    return Computing(executor=executor, runner=runner, sized=sized, shared=shared)
+    return LoadedModel(executor=executor, runner=runner, sized=sized, shared=shared)
 
 
 def _check_own_memory(prepared: Prepared, sizing: KVSizing) -> None:
@@ -293,7 +293,7 @@ def _check_own_memory(prepared: Prepared, sizing: KVSizing) -> None:
         )
 
 
-def _scheduler(prepared: Prepared, sizing: KVSizing, pace: Pace) -> Scheduler:
+def _scheduler(prepared: Prepared, sizing: KVSizing, pace: LatencyModel) -> Scheduler:
     settings = prepared.settings
     return Scheduler(
         settings.scheduler,
@@ -329,10 +329,12 @@ def _engine(prepared: Prepared, scheduler: Scheduler, executor: Executor, journa
     )
 
 
-def _engine_started(prepared: Prepared, sizing: KVSizing, costs: Costs, handover: HandoverEnds | None) -> EngineStarted:
+def _engine_started(
+    prepared: Prepared, sizing: KVSizing, costs: CostBasis, handover: HandoverSetup | None
+) -> EngineStarted:
     """Return the first event of the log: everything that a replay needs."""
     settings, model = prepared.settings, prepared.config
-    what = f"{model.architecture}, {num_parameters(model)} parameters, {prepared.dtype}{unlike(prepared)}"
+    what = f"{model.architecture}, {num_parameters(model)} parameters, {prepared.dtype}{deviation_words(prepared)}"
     started = engine_started(
         settings.scheduler,
         settings.cache,

@@ -96,7 +96,7 @@ def _chosen(
 ) -> tuple[Calibration | None, str]:
     reasons = list(broken)
     for place, calibration in found:
-        reason = why_not(calibration, load, cache)
+        reason = mismatch_reason(calibration, load, cache)
         if not reason:
             return calibration, "; ".join([f"calibrated: {place.name}", *reasons])
         reasons.append(f"{place.name} {reason}")
@@ -119,7 +119,7 @@ def _read(model: Path, load: LoadConfig) -> tuple[list[tuple[Path, Calibration]]
     return found, broken
 
 
-def why_not(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
+def mismatch_reason(found: Calibration, load: LoadConfig, cache: CacheConfig) -> str:
     """Return why a calibration cannot be used here; empty: it can.
 
     Args:
@@ -143,7 +143,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LatencyModel:
     """Step times by which latency limits are kept."""
 
     step_times: StepTimeModel
@@ -157,7 +157,7 @@ def latency_model(
     shape: ModelShape,
     machine: MachineLimits,
     step_times: StepTimeModel | None = None,
-) -> Pace:
+) -> LatencyModel:
     """Return the step times of the model's calibration, or else the machine's limits, which measured steps then
     correct.
 
@@ -179,9 +179,9 @@ def latency_model(
     remedy = f"`twostroke calibrate {config.load.model} --no-drafts` writes a new one"
     notes = tuple(f"{NOTE}     {words}; {remedy}" for words in broken)
     if not config.scheduler.has_slo:
-        return Pace(step_times, notes)
-    lines = (*notes, f"slo      {_words(config.scheduler)}; {why}", *_unreachable(config.scheduler, step_times, shape))
-    return Pace(step_times, lines)
+        return LatencyModel(step_times, notes)
+    lines = (*notes, f"slo      {_words(config.scheduler)}; {why}", *_limit_notes(config.scheduler, step_times, shape))
+    return LatencyModel(step_times, lines)
 
 
 def _words(config: SchedulerConfig) -> str:
@@ -189,7 +189,7 @@ def _words(config: SchedulerConfig) -> str:
     return ", ".join(f"{name} {_ms(limit)}" for name, limit in limits if limit is not None)
 
 
-def _unreachable(config: SchedulerConfig, step_times: StepTimeModel, shape: ModelShape) -> Iterator[str]:
+def _limit_notes(config: SchedulerConfig, step_times: StepTimeModel, shape: ModelShape) -> Iterator[str]:
     """Yield a note for each limit that not even a single request can keep, with the nearest that can be kept."""
     layers = Layers(shape.windows)
     first_s = step_times.seconds(layers.work([(0, 1, 1)]))

@@ -15,7 +15,7 @@ from twostroke.kernels.interface import GroupShape
 from twostroke.kv_cache.layout import KVGroup, KVLayout
 from twostroke.layers.attention import AttentionLayout
 from twostroke.layers.row_split import RowSplit
-from twostroke.model.checkpoint import companion, find_model_folder
+from twostroke.model.checkpoint import bundled_drafter, find_model_folder
 from twostroke.model.decoder import Placement
 from twostroke.model.draft_folder import DraftFolder
 from twostroke.model.eagle import EagleHead, check_eagle, eagle_bytes, eagle_config, feature_layers
@@ -29,12 +29,12 @@ from twostroke.runner.branches import MAX_BRANCHES, blocks_of_branch
 from twostroke.runner.key_means import center_keys, key_means_bytes
 from twostroke.runner.kv_storage import JoinedStorages, KVStorage
 from twostroke.speculation.chain import ChainProposer, ComputedByDraftModel, ComputedByTarget
+from twostroke.speculation.draft_model_pass import DraftModelPass, TargetTable
 from twostroke.speculation.eagle import EagleKV, EagleProposer
 from twostroke.speculation.history import FeatureHistory
 from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.ngram import NgramProposer
 from twostroke.speculation.proposer import Proposer
-from twostroke.speculation.reader import Reader, TargetTable
 from twostroke.startup.prepared import Drafter, DrafterFacts, LoadedTarget, Prepared
 
 _NO_NEEDS = DrafterFacts()
@@ -73,7 +73,7 @@ class _Ngram:
     def build(self, target: LoadedTarget) -> Proposer:
         del target
         fewest, most = self.config.lookup_lengths
-        return NgramProposer(most=most, fewest=fewest)
+        return NgramProposer(max_ngram=most, min_ngram=fewest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class _EarlyExit:
     def build(self, target: LoadedTarget) -> Proposer:
         layout = target.kv.attention_layout(target.model.num_heads)
         tables = [TargetTable(group_id) for group_id in range(len(layout.shapes))]
-        reader = Reader(target.model, self.num_layers, target.kv, layout, tables, self.prepared.device)
+        reader = DraftModelPass(target.model, self.num_layers, target.kv, layout, tables, self.prepared.device)
         return ChainProposer(reader, ComputedByTarget(), target.sampler, max_tokens=target.max_tokens)
 
 
@@ -128,9 +128,9 @@ class _DraftModel:
 
     @property
     def facts(self) -> DrafterFacts:
-        around = self.prepared
-        weights = weight_bytes(self.weights, self.config, around.dtype, around.operators)
-        weights += key_means_bytes(self.config, around.kv_format, around.dtype.itemsize)
+        prepared = self.prepared
+        weights = weight_bytes(self.weights, self.config, prepared.dtype, prepared.operators)
+        weights += key_means_bytes(self.config, prepared.kv_format, prepared.dtype.itemsize)
         return DrafterFacts(num_weight_bytes=weights, kv_bytes_per_block=self._kv.bytes_per_block)
 
     @property
@@ -146,14 +146,14 @@ class _DraftModel:
         return _DrafterKV(self.config, self.prepared.layout)
 
     def build(self, target: LoadedTarget) -> Proposer:
-        around = self.prepared
-        model = load_model(self.weights, self.config, _placement(around, target))
-        if is_quantized(around.kv_format):
-            center_keys(model, around.tokenizer.encode, around.dtype, around.device, RowSplit())
+        prepared = self.prepared
+        model = load_model(self.weights, self.config, _placement(prepared, target))
+        if is_quantized(prepared.kv_format):
+            center_keys(model, prepared.tokenizer.encode, prepared.dtype, prepared.device, RowSplit())
         beside = self._kv
-        kv, attention = beside.storage(target.kv.num_blocks, around.device)
+        kv, attention = beside.storage(target.kv.num_blocks, prepared.device)
         tables = [beside.table] * len(attention.shapes)
-        reader = Reader(model, self.config.num_layers, kv, attention, tables, around.device)
+        reader = DraftModelPass(model, self.config.num_layers, kv, attention, tables, prepared.device)
         return ChainProposer(reader, ComputedByDraftModel(), target.sampler, max_tokens=target.max_tokens)
 
 
@@ -176,16 +176,16 @@ class _Medusa:
 
     @property
     def facts(self) -> DrafterFacts:
-        around, num_heads = self.prepared, medusa_shape(self.folder).num_heads
+        prepared, num_heads = self.prepared, medusa_shape(self.folder).num_heads
         num_branch_blocks = 0
         if self.num_places > num_heads + 1:  # one more does not make a branch
-            num_branch_blocks = MAX_BRANCHES * blocks_of_branch(num_heads, around.layout)
+            num_branch_blocks = MAX_BRANCHES * blocks_of_branch(num_heads, prepared.layout)
         return DrafterFacts(
             max_drafts=num_heads,
-            num_weight_bytes=medusa_bytes(self.folder, around.dtype, around.operators.packed_sizes),
+            num_weight_bytes=medusa_bytes(self.folder, prepared.dtype, prepared.operators.packed_sizes),
             num_branch_blocks=num_branch_blocks,
             # states of two steps, because not every request is in the last one
-            bytes_per_request=2 * around.config.hidden_size * around.dtype.itemsize,
+            bytes_per_request=2 * prepared.config.hidden_size * prepared.dtype.itemsize,
         )
 
     @property
@@ -228,10 +228,10 @@ class _Eagle:
 
     @property
     def facts(self) -> DrafterFacts:
-        around = self.prepared
-        size = len(self._feature_layers) * around.config.hidden_size * around.dtype.itemsize
+        prepared = self.prepared
+        size = len(self._feature_layers) * prepared.config.hidden_size * prepared.dtype.itemsize
         return DrafterFacts(
-            num_weight_bytes=eagle_bytes(self.folder, around.dtype, around.operators.packed_sizes),
+            num_weight_bytes=eagle_bytes(self.folder, prepared.dtype, prepared.operators.packed_sizes),
             kv_bytes_per_block=self._kv.bytes_per_block,
             bytes_per_token=2 * size,  # features of the step, and features that are kept
             bytes_per_request=_KEPT_TOKENS * size,
@@ -250,13 +250,13 @@ class _Eagle:
         return feature_layers(self.prepared.config.num_layers)
 
     def build(self, target: LoadedTarget) -> Proposer:
-        around = self.prepared
-        head = EagleHead(self.folder, target.model, _placement(around, target))
+        prepared = self.prepared
+        head = EagleHead(self.folder, target.model, _placement(prepared, target))
         beside = self._kv
-        kv, attention = beside.storage(target.kv.num_blocks, around.device)
+        kv, attention = beside.storage(target.kv.num_blocks, prepared.device)
         history = FeatureHistory(self._feature_layers, target.max_tokens + _KEPT_TOKENS * target.max_num_seqs)
         memory = EagleKV(kv, beside.num_pages(target.kv.num_blocks), attention, beside.table)
-        return EagleProposer(head, memory, history, target.sampler, around.device)
+        return EagleProposer(head, memory, history, target.sampler, prepared.device)
 
 
 def _model_of(config: SpeculativeConfig, prepared: Prepared, kind: str) -> str:
@@ -265,7 +265,7 @@ def _model_of(config: SpeculativeConfig, prepared: Prepared, kind: str) -> str:
     Raises:
         InvalidParameter: there is neither.
     """
-    path = config.model or companion(prepared.path, kind)
+    path = config.model or bundled_drafter(prepared.path, kind)
     if path is None:
         limit = f"nothing of that method comes with {prepared.path.name}"
         raise InvalidParameter("speculative_config.model", None, limit, "Give a folder, or a hub id.")

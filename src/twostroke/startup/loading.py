@@ -13,6 +13,7 @@ from twostroke.layers.row_split import RowSplit
 from twostroke.model.decoder import Placement
 from twostroke.model.loader import load_model
 from twostroke.model.packed_cache import PackedCache, default_folder
+from twostroke.runner.async_runner import AsyncModelRunner
 from twostroke.runner.decode_graphs import CudaGraphs, DecodeGraphs, Recorder, recordable
 from twostroke.runner.drafting import SpeculativeModelRunner
 from twostroke.runner.key_means import center_keys
@@ -20,9 +21,8 @@ from twostroke.runner.kv_moves import KVMover
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner, RunnerParts
-from twostroke.runner.running_ahead import AsyncModelRunner
 from twostroke.sampling.sampler import Sampler
-from twostroke.startup.measured_memory import Sized, measure_and_size
+from twostroke.startup.measured_memory import KVSize, measure_and_size
 from twostroke.startup.prepared import LoadedTarget, Prepared
 
 
@@ -33,7 +33,7 @@ def load_rank(
     descriptor: int | None = None,
     *,
     finds_key_means: bool,
-) -> tuple[ModelRunner, Sized]:
+) -> tuple[ModelRunner, KVSize]:
     """Read the weights of a rank and build its runner, with its KV cache in shared memory if that is given.
 
     Quantized KV stores keys less their means; a process that converts KV from or to a quantized format needs them too.
@@ -67,7 +67,7 @@ def load_rank(
         prepared.operators.filtered_argmax,
         prepared.operators.argmax,
     )
-    sized = Sized(kv_size) if is_known else measure_and_size(prepared, model, sampler, kv_size, split)
+    sized = KVSize(kv_size) if is_known else measure_and_size(prepared, model, sampler, kv_size, split)
     sizing = sized.sizing
     kv = KVStorage(
         prepared.layout,
@@ -129,7 +129,7 @@ def _graphs(prepared: Prepared, target: LoadedTarget) -> DecodeGraphs | None:
 
     They cannot with several ranks, which gather in between, or with experts whose rows are counted on the host.
     """
-    is_alike = prepared.num_ranks == 1 and not target.model.reads_counts
+    is_alike = prepared.num_ranks == 1 and not target.model.syncs_expert_counts
     recorder = _recorder(prepared.device.type) if is_alike else None
     layout = target.kv.attention_layout(target.model.num_heads)
     is_eager = prepared.settings.load.enforce_eager

@@ -17,19 +17,19 @@ from twostroke.kv_cache.sizing import KVSizing, blocks_of_request
 from twostroke.layers.row_split import RowSplit
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.loader import check_weights
+from twostroke.runner.async_runner import AsyncModelRunner
 from twostroke.runner.kv_storage import KVStorage
 from twostroke.runner.largest_steps import largest_steps
 from twostroke.runner.launched_step import LaunchedStep
 from twostroke.runner.memory_probe import MemoryProbe
 from twostroke.runner.model_runner import ModelRunner
-from twostroke.runner.running_ahead import AsyncModelRunner
 from twostroke.sampling.sampler import Sampler
 from twostroke.startup.memory import card_memory, integer_quantizations, largest_step, size_for, with_quantization
 from twostroke.startup.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class KVSize:
     """Size of the KV cache."""
 
     sizing: KVSizing
@@ -39,7 +39,7 @@ class Sized:
 
 def measure_and_size(
     prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: MemoryProbe, split: RowSplit
-) -> Sized:
+) -> KVSize:
     """Run the largest steps and decide the number of KV blocks; all ranks do so, with the same result.
 
     Raises:
@@ -69,7 +69,7 @@ def measure_and_size(
             f"{memory.account}, and a request of {prepared.settings.load.max_model_len or 2} tokens takes {needed:,}. "
             f"{_advice(settings_that_fit(prepared, memory, measure))}"
         )
-    return Sized(size_for(prepared, memory), memory)
+    return KVSize(size_for(prepared, memory), memory)
 
 
 def _advice(fits: Sequence[str]) -> str:
@@ -102,7 +102,7 @@ def _measure(prepared: Prepared, model: DecoderModel, sampler: Sampler, probe: M
             runner.finish(step)
 
     # the peak includes the block of KV that the steps used; it is too small to matter
-    return card_memory(prepared, probe.around(run))
+    return card_memory(prepared, probe.measure(run))
 
 
 def _least_room(own: DeviceMemory, split: RowSplit, device: torch.device) -> DeviceMemory:

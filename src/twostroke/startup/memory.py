@@ -13,7 +13,7 @@ from twostroke.config.load import QuantizationOnLoad
 from twostroke.config.speculation import MAX_AUTO_DRAFTS, SpeculativeConfig
 from twostroke.errors import DoesNotFit
 from twostroke.kv_cache.device_memory import DeviceMemory, reserve_bytes
-from twostroke.kv_cache.sizing import FreeMemory, KVDemand, KVRoom, KVSizing, size_kv_cache
+from twostroke.kv_cache.sizing import FreeMemory, KVDemand, KVMemoryLimit, KVSizing, size_kv_cache
 from twostroke.layers.elementwise import Rotary
 from twostroke.runner.decode_graphs import largest_pass
 from twostroke.runner.largest_steps import StepLimits
@@ -36,7 +36,7 @@ class MemoryAccount:
     """Bytes of tables that grow with the longest request."""
     reserve_bytes: int
     """Bytes kept free in addition, and for recorded passes; on a GPU only."""
-    memory: KVRoom
+    memory: KVMemoryLimit
     """Free memory once all weights are loaded, and the part of it that must stay free beside the KV cache."""
     kv_bytes_per_token: int
     kv_bytes_per_block: int
@@ -61,7 +61,7 @@ def account_for_memory(prepared: Prepared, *, free_bytes: int | None = None, sha
 
 
 def _account(
-    prepared: Prepared, memory: KVRoom, step_bytes: int, context_bytes: int, *, reserve_bytes: int
+    prepared: Prepared, memory: KVMemoryLimit, step_bytes: int, context_bytes: int, *, reserve_bytes: int
 ) -> MemoryAccount:
     """Return the account of a device, with the rest of its memory divided."""
     drafts = prepared.drafter_facts
@@ -78,7 +78,7 @@ def _account(
     )
 
 
-def size_for(prepared: Prepared, memory: KVRoom) -> KVSizing:
+def size_for(prepared: Prepared, memory: KVMemoryLimit) -> KVSizing:
     """Divide the memory for KV.
 
     Raises:

@@ -30,7 +30,7 @@ from twostroke.startup.prepared import Prepared
 
 log = get_logger(__name__)
 
-MOST_THREADS_PER_PROCESSOR = 8
+MAX_THREADS_PER_PROCESSOR = 8
 """Most threads per processor; more wait for each other: with 500, a prompt of one token took minutes."""
 
 
@@ -226,7 +226,7 @@ def _layout(config: EngineConfig, model: ModelConfig, kv_format: KVFormat) -> KV
     """Return a rank's KV layout."""
     ranks = config.load.tensor_parallel_size
     return KVLayout.of(
-        [spec.of_rank(ranks) for spec in model.kv_specs], block_size=config.cache.block_size, kv_format=kv_format
+        [spec.for_rank(ranks) for spec in model.kv_specs], block_size=config.cache.block_size, kv_format=kv_format
     )
 
 
@@ -257,8 +257,8 @@ def _num_threads(load: LoadConfig, cpus: Sequence[int]) -> int:
     processors = usable_processors()
     if load.threads is None:
         return max(1, processors // load.num_local_ranks)
-    if load.threads > MOST_THREADS_PER_PROCESSOR * processors:
-        limit = f"must be at most {MOST_THREADS_PER_PROCESSOR} for each of the {processors} processors here"
+    if load.threads > MAX_THREADS_PER_PROCESSOR * processors:
+        limit = f"must be at most {MAX_THREADS_PER_PROCESSOR} for each of the {processors} processors here"
         raise InvalidParameter("threads", load.threads, limit, "Leave it out: one for each is the fastest.")
     return load.threads
 

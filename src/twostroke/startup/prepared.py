@@ -21,7 +21,7 @@ from twostroke.cost.step_cost import ModelShape
 from twostroke.grammar.backend import GrammarBackend
 from twostroke.kernels.interface import Operators
 from twostroke.kv_cache.layout import KVLayout
-from twostroke.layers.row_split import ALONE, RankSplit
+from twostroke.layers.row_split import SINGLE_RANK, RankSplit
 from twostroke.model.decoder import DecoderModel
 from twostroke.model.registry import num_parameters
 from twostroke.model.weight_size import expert_bytes, weight_bytes
@@ -84,7 +84,7 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GivenDrafter:
+class ProvidedDrafter:
     """A proposer that exists already, from a benchmark or a test."""
 
     proposer: Proposer
@@ -220,7 +220,7 @@ class Prepared:
         """Weight bytes of the rank that has most, without drafters."""
         return self.weight_bytes(self.split)
 
-    def weight_bytes(self, split: RankSplit = ALONE) -> int:
+    def weight_bytes(self, split: RankSplit = SINGLE_RANK) -> int:
         """Return the weight bytes of the rank that has most, including means of keys with quantized KV."""
         load = self.settings.load
         means = key_means_bytes(self.config, self.kv_format, self.dtype.itemsize)

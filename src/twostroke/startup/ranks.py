@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from twostroke.child_command import child_command
-from twostroke.communicator.interface import Communicator, Watching
+from twostroke.communicator.interface import Communicator, WatchedCommunicator
 from twostroke.communicator.rendezvous import await_ranks, is_path, listen
 from twostroke.communicator.shared_memory import SharedMemoryCommunicator, share_memory
 from twostroke.communicator.sockets import SocketCommunicator
@@ -26,7 +26,7 @@ from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 """Seconds for a rank to end after it was told to."""
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds for all ranks to connect; a cluster may have to find a place for them first."""
@@ -127,7 +127,7 @@ def spawn_rank(rank: int, size: int, address: str, descriptors: Sequence[int] = 
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: bool) -> Watching:
+def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: bool) -> WatchedCommunicator:
     """Return the fastest communicator in host memory for ranks that have met; wait until all of them have it.
 
     Raises:
@@ -148,7 +148,7 @@ def connect(rank: int, sockets: Mapping[int, socket.socket], *, shares_memory: b
     return communicator
 
 
-def on_device(communicator: Watching, load: LoadConfig) -> Communicator:
+def on_device(communicator: WatchedCommunicator, load: LoadConfig) -> Communicator:
     """Return the communicator for the model's device; between GPUs gathers do not pass through the hosts.
 
     Raises:
@@ -172,7 +172,7 @@ def _trouble(processes: Sequence[RankProcess]) -> str | None:
 def _end(processes: Sequence[RankProcess]) -> None:
     for process in processes:
         try:
-            process.wait(_PATIENCE_S)
+            process.wait(_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -9,12 +9,12 @@ from twostroke.config.model import ModelConfig
 from twostroke.kernels.reference.row_tiles import proofs
 from twostroke.model.random_weights import RandomWeights
 from twostroke.model.registry import num_active_parameters, num_parameters
-from twostroke.startup.calibrated import Pace
-from twostroke.startup.measured_memory import Sized
+from twostroke.startup.calibrated import LatencyModel
+from twostroke.startup.measured_memory import KVSize
 from twostroke.startup.prepared import Prepared
 
 
-def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> tuple[str, ...]:
+def start_lines(prepared: Prepared, sized: KVSize, pace: LatencyModel, load_s: float) -> tuple[str, ...]:
     """Return the lines that a start prints: the model and its device, the KV cache, and notes.
 
     Args:
@@ -31,7 +31,7 @@ def start_lines(prepared: Prepared, sized: Sized, pace: Pace, load_s: float) -> 
     num_ranks = prepared.num_ranks
     dealt = " with whole experts" if prepared.split.splits_by_expert else ""
     of_ranks = "" if num_ranks == 1 else f", {num_ranks} ranks{dealt} (threads, weights and kv cache are each rank's)"
-    where = f"{prepared.device.type}{threads}{of_ranks}, {prepared.operators.name} kernels{unlike(prepared)}"
+    where = f"{prepared.device.type}{threads}{of_ranks}, {prepared.operators.name} kernels{deviation_words(prepared)}"
     model = f"{config.architecture}, {_parameters(config)}, {prepared.dtype_name}, {where}"
     weights = f"{prepared.rank_weight_bytes:,} bytes of weights, loaded in {load_s:.2f} s"
     per_token = f"{layout.kv_format}, {layout.bytes_per_token:,} bytes per token"
@@ -69,7 +69,7 @@ def _rope_remarks(config: ModelConfig) -> list[str]:
     return found
 
 
-def unlike(prepared: Prepared) -> str:
+def deviation_words(prepared: Prepared) -> str:
     """Return, in words, how answers differ from what the model normally gives."""
     is_random = isinstance(prepared.weights, RandomWeights)
     is_free = not prepared.operators.is_batch_invariant

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from twostroke.config.checks import switch
+from twostroke.config.checks import check_bool
 from twostroke.errors import InvalidParameter, InvalidPrompt, shorten
 from twostroke.log import get_logger
 from twostroke.tokenizer.messages import JSON, checked_messages, checked_tools, plain_json, with_joined_content
-from twostroke.tokenizer.template_probes import ALWAYS_WRITTEN, ContentForms, DroppedRoles, Unwritten
+from twostroke.tokenizer.template_probes import ALWAYS_WRITTEN, ContentForms, DroppedRoles, UnwrittenParts
 from twostroke.tokenizer.template_process import TemplateSource, TemplateStopped
 
 log = get_logger(__name__)
@@ -51,15 +51,15 @@ class ChatTemplate:
         self._named_tokens = dict(named_tokens)
         self._sources = tuple(templates.values())
         self._compiled: dict[str, _Template] = {}
-        self._broken: dict[str, str] = {}
+        self._compile_errors: dict[str, str] = {}
         """Name of a template to the reason why it does not compile."""
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         """Names of conversation parts that a warning was already logged for."""
         for name in _USED.intersection(templates):
             try:
                 self._compiled[name] = _Template(templates[name], self._named_tokens)
             except InvalidPrompt as error:
-                self._broken[name] = str(error)
+                self._compile_errors[name] = str(error)
                 log.warning("chats will be refused: %s", error)
 
     def render(
@@ -86,8 +86,8 @@ class ChatTemplate:
             InvalidPrompt: the model has no template, a message is malformed, or the template refuses or fails.
             InvalidParameter: switches that contradict each other, or a reserved name in template_kwargs.
         """
-        switch("add_generation_prompt", add_generation_prompt)
-        switch("continue_final_message", continue_final_message)
+        check_bool("add_generation_prompt", add_generation_prompt)
+        check_bool("continue_final_message", continue_final_message)
         variables = self._variables(template_kwargs) if template_kwargs else {}
         template = self._template(tools is not None)
         chat = checked_messages(
@@ -118,7 +118,7 @@ class ChatTemplate:
         rendered = template.render({**given, "messages": chat})
         return rendered if final_text is None else _cut_at_mark(rendered, final_text)
 
-    def look(self) -> None:
+    def compile_now(self) -> None:
         """Run the probes of `unwritten` now, so that the first conversation with tools does not wait for them."""
         for template in self._compiled.values():
             unwritten = template.unwritten
@@ -147,8 +147,8 @@ class ChatTemplate:
     def _warn_unwritten(self, messages: Sequence[JSON], *, has_tools: bool) -> None:
         """Log a warning, once each, for parts of this conversation that the model does not see."""
         for name in self.unwritten(messages, has_tools=has_tools):
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 log.warning("this model's chat template does not write %s: the model does not see them", name)
 
     def _name(self, with_tools: bool) -> str:
@@ -156,8 +156,8 @@ class ChatTemplate:
 
     def _template(self, with_tools: bool) -> _Template:
         name = self._name(with_tools)
-        if name in self._broken:
-            raise InvalidPrompt(self._broken[name])
+        if name in self._compile_errors:
+            raise InvalidPrompt(self._compile_errors[name])
         if name not in self._compiled:
             known = f" (its templates: {shorten(self._names)})" if self._names else ""
             raise InvalidPrompt(
@@ -186,7 +186,7 @@ class _Template:
         self.forms = ContentForms(self._probe, named_tokens, reads_parts=self.facts.reads_content_parts)
         self.dropped_roles = DroppedRoles(self._probe, self.forms.fitted)
         call_content = None if self.facts.tests_missing_content else ""
-        self.unwritten = Unwritten(self._probe, named_tokens, call_content)
+        self.unwritten = UnwrittenParts(self._probe, named_tokens, call_content)
         self._stopped: TemplateStopped | None = None
         """Error of the first probe that was stopped; later probes fail with it at once."""
 
@@ -203,7 +203,7 @@ class _Template:
             raise
 
 
-def _with_merged_text(message: JSON, probes: Unwritten) -> JSON:
+def _with_merged_text(message: JSON, probes: UnwrittenParts) -> JSON:
     """Move the text of a turn with tool calls behind its reasoning, if the template accepts only one of them."""
     if "tool_calls" not in message or "thinking" not in message or not _has_text(message["content"]):
         return message

@@ -5,7 +5,7 @@ ContentForms    Templates that iterate over content parts seldom do so everywher
                 images write no plain text. Marks are rendered once as texts and once as parts.
 DroppedRoles    A template writes the roles that it knows. Many write nothing for any other role, and the model never
                 sees the message. Each message of a conversation with the same roles is a mark.
-Unwritten       Many models' templates write no tools, no calls, or no text beside calls. The same conversation is
+UnwrittenParts  Many models' templates write no tools, no calls, or no text beside calls. The same conversation is
                 rendered with two different values; if the output is equal, the template writes neither.
 """
 
@@ -200,7 +200,7 @@ def _marked(role: str, mark: str, *, calls: bool) -> JSON:
     return message
 
 
-class Unwritten:
+class UnwrittenParts:
     """The conversation parts that one template never writes, each found out at first access.
 
     Args:

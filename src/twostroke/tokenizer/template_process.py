@@ -29,8 +29,8 @@ from twostroke.errors import EngineError, EngineUnavailable, InvalidPrompt
 from twostroke.tokenizer.template_confinement import confined_environment
 from twostroke.tokenizer.template_wire import (
     ANSWER,
+    COMPILE,
     EXHAUSTED,
-    LOOK,
     MAX_ANSWER_BYTES,
     PROBE,
     REFUSED,
@@ -45,7 +45,7 @@ from twostroke.tokenizer.template_wire import (
 
 WALL_S = 30.0
 """Wall time allowed beyond the processor time, for a machine that is too busy to run the process."""
-LOOK_EVERY_S = 0.5
+STOP_POLL_S = 0.5
 """Seconds between checks whether the working process was stopped by a signal."""
 _EXIT_TIMEOUT_S = 1.0
 _EXTERNAL_EXIT_CODES = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP})
@@ -66,7 +66,7 @@ class TemplateSource:
     def __init__(self, source: str) -> None:
         self._source = encoded(source)
         try:
-            self.facts = TemplateFacts(**json.loads(_runner.ask(LOOK, self._source, b"")))
+            self.facts = TemplateFacts(**json.loads(_runner.ask(COMPILE, self._source, b"")))
         except _ProcessEnded as error:
             why = _exceeded_limit(error, len(self._source))
             raise InvalidPrompt(f"the model's chat template cannot be compiled: it {why}.") from None
@@ -238,11 +238,11 @@ class _Process:
         poll.register(self._connection, event)
         while True:
             left_s = max(0.01, until_s - time.monotonic())
-            if poll.poll(1000 * min(left_s, LOOK_EVERY_S)):
+            if poll.poll(1000 * min(left_s, STOP_POLL_S)):
                 return
             if self.is_stopped():
                 raise _ProcessStopped
-            if left_s <= LOOK_EVERY_S:
+            if left_s <= STOP_POLL_S:
                 raise TimeoutError
 
 

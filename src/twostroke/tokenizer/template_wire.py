@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from twostroke.tokenizer.messages import CallArguments
 
-LOOK, RENDER, PROBE = b"L", b"R", b"P"
+COMPILE, RENDER, PROBE = b"L", b"R", b"P"
 """Operations: compile and return TemplateFacts; render; render a probe, our own conversation that tests a template."""
 FACTS, TEXT, REFUSED, EXHAUSTED = b"F", b"T", b"E", b"M"
 """Kinds of answer: four flags; the text; a reason for refusal; out of memory, after which the process ends."""

@@ -21,9 +21,9 @@ from twostroke.tokenizer.template_confinement import confine
 from twostroke.tokenizer.template_program import TemplateProgram
 from twostroke.tokenizer.template_wire import (
     ANSWER,
+    COMPILE,
     EXHAUSTED,
     FACTS,
-    LOOK,
     MEMORY_MIB,
     PROBE,
     REFUSED,
@@ -48,7 +48,7 @@ def answer(op: bytes, source: bytes, variables: bytes | bytearray) -> tuple[byte
         program = _compiled(source)
         if op == PROBE:
             _allow(cpu_limit_s(len(variables), PROBE))
-        if op == LOOK:
+        if op == COMPILE:
             return FACTS, encoded(json.dumps(asdict(program.facts)))
         return TEXT, encoded(program.render(unpacked(variables)))
     except InvalidPrompt as error:

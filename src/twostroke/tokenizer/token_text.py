@@ -31,7 +31,7 @@ class TextStream(Protocol):
     """The text of one generation, decoded incrementally."""
 
     is_settled: bool
-    """Whether nothing is held back and the next token adds its `whole_text`, if it has one."""
+    """Whether nothing is held back and the next token adds its `settled_text`, if it has one."""
 
     def push(self, tokens: Iterable[str]) -> str:
         """Add the next tokens; return the text that is now certain."""
@@ -46,7 +46,7 @@ class TokenText(Protocol):
     """The rule by which one tokenizer's tokens become text."""
 
     @property
-    def reads_alone(self) -> bool:
+    def decodes_independently(self) -> bool:
         """Whether a text is exactly `first_bytes` of its first token and `token_bytes` of the others."""
         ...
 
@@ -58,7 +58,7 @@ class TokenText(Protocol):
         """Return the bytes that the token adds at the beginning of a text."""
         ...
 
-    def whole_text(self, token: str) -> str | None:
+    def settled_text(self, token: str) -> str | None:
         """Return the text that the token adds to a settled stream; None if it may leave the stream unsettled."""
         ...
 
@@ -107,7 +107,7 @@ def _byte_table() -> NDArray[np.int16]:
 class ByteLevelText:
     """Tokens are bytes written in the byte alphabet; a character may be spread over several."""
 
-    reads_alone = True
+    decodes_independently = True
 
     def __init__(self) -> None:
         self._alphabet = _byte_alphabet()
@@ -141,7 +141,7 @@ class ByteLevelText:
     def first_bytes(self, token: str) -> bytes:
         return self.token_bytes(token)
 
-    def whole_text(self, token: str) -> str | None:
+    def settled_text(self, token: str) -> str | None:
         """Return the token's text; None unless it consists of complete characters."""
         try:
             return self.token_bytes(token).decode("utf-8")
@@ -204,7 +204,7 @@ class ByteFallbackText:
         return bytes([piece]) if isinstance(piece, int) else piece.encode("utf-8")
 
     @property
-    def reads_alone(self) -> bool:
+    def decodes_independently(self) -> bool:
         """Whether at most one token is affected by stripping at the beginning."""
         return self.num_strip <= 1
 
@@ -212,7 +212,7 @@ class ByteFallbackText:
         """Return the token's bytes without the stripped space."""
         return self.token_bytes(token).removeprefix(self.strip.encode("utf-8") if self.num_strip else b"")
 
-    def whole_text(self, token: str) -> str | None:
+    def settled_text(self, token: str) -> str | None:
         """Return the token's text; None for a byte token."""
         piece = self.piece(token)
         return None if isinstance(piece, int) else piece
@@ -267,7 +267,7 @@ class _ByteFallbackStream:
 class ByTokenText:
     """Each token adds its own text; the first token's text differs (no leading space)."""
 
-    reads_alone = True
+    decodes_independently = True
 
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
@@ -292,7 +292,7 @@ class ByTokenText:
     def first_bytes(self, token: str) -> bytes:
         return self.first(token).encode("utf-8")
 
-    def whole_text(self, token: str) -> str | None:
+    def settled_text(self, token: str) -> str | None:
         return self.rest(token)
 
     def start(self) -> TextStream:
@@ -322,7 +322,7 @@ class _ByTokenStream:
 class OpaqueText:
     """An unknown decoder: a later token may change the text of an earlier one, so no text is certain before the end."""
 
-    reads_alone = False
+    decodes_independently = False
 
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
@@ -338,7 +338,7 @@ class OpaqueText:
     def first_bytes(self, token: str) -> bytes:
         return self.token_bytes(token)
 
-    def whole_text(self, token: str) -> str | None:
+    def settled_text(self, token: str) -> str | None:
         """Return None, because no text is certain before the end."""
         return None
 

@@ -25,7 +25,7 @@ NFC_CLASSES = frozenset({"Qwen2Tokenizer", "Qwen2TokenizerFast"})
 
 LONG_TEXT = 1024
 """Characters from which on encoding releases the GIL; for a shorter text, releasing it costs more than encoding."""
-WHOLE_CHARS = 4 * WINDOW_CHARS
+WINDOWED_CHARS = 4 * WINDOW_CHARS
 """Characters from which on a text is encoded window by window, if only its ids are wanted."""
 _DECODED_TOKENS = 4096
 """Tokens per slice when many are decoded."""
@@ -117,7 +117,7 @@ class Tokenizer:
         character.
         """
         frame = self._frame if add_special_tokens else ((), ())
-        if len(text) < WHOLE_CHARS or frame is None:
+        if len(text) < WINDOWED_CHARS or frame is None:
             return self.encode(text, add_special_tokens)
         try:
             found = self._windows.encode(text, frame)
@@ -152,7 +152,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; unknown ids are left out, and broken UTF-8 becomes U+FFFD."""
-        if len(token_ids) > WHOLE_CHARS:
+        if len(token_ids) > WINDOWED_CHARS:
             return self._decode_by_slices(token_ids, skip_special_tokens)
         ids = list(token_ids)
         if len(ids) < LONG_TEXT:
@@ -205,9 +205,9 @@ class Tokenizer:
         return self._raw.token_to_id(token)
 
     @property
-    def reads_alone(self) -> bool:
+    def decodes_independently(self) -> bool:
         """Whether a text is exactly its first token's bytes followed by the bytes of the others."""
-        return self._text.reads_alone
+        return self._text.decodes_independently
 
     @property
     def text(self) -> TokenText:
@@ -313,7 +313,7 @@ class _SettledTexts(dict[int, str | None]):
 
     def __missing__(self, token_id: int) -> str | None:
         token = None if token_id in self._tokenizer.special_token_ids else self._tokenizer.token(token_id)
-        text = self[token_id] = None if token is None else self._tokenizer.text.whole_text(token)
+        text = self[token_id] = None if token is None else self._tokenizer.text.settled_text(token)
         return text
 
 

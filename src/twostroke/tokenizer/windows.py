@@ -77,7 +77,7 @@ class WindowEncoder:
         begin, before = 0, None
         while True:
             window = self._window(text[begin : begin + WINDOW_CHARS])
-            first = 0 if before is None or window is None else before.go_on(window, found)
+            first = 0 if before is None or window is None else before.continue_in(window, found)
             if window is None or first is None:
                 return None
             if begin + WINDOW_CHARS >= len(text):
@@ -180,7 +180,7 @@ class _Overlap:
     is_word: bool
     """Whether they begin a word; otherwise they lie within one, and the next window may begin with other tokens."""
 
-    def go_on(self, window: _Window, found: _Ids) -> int | None:
+    def continue_in(self, window: _Window, found: _Ids) -> int | None:
         """Append tokens up to one that both windows have; return the index of the window's token behind it, or None."""
         if self.is_word:
             return 0 if window.ids[: len(self.ids)] == self.ids else None

@@ -24,7 +24,7 @@ CHECKPOINT_NAME = "checkpoint.pt"
 _DECAY_OF_WEIGHT = 0.8
 """Factor on each head's weight in the loss, relative to the previous head: its drafts only count if all before it are
 accepted."""
-_MOST_LOGITS = 1 << 24
+_MAX_LOGITS = 1 << 24
 """Most logits computed at once; longer windows are processed in portions."""
 _WARM_UP, _FINAL_RATE = 0.03, 0.05
 
@@ -75,7 +75,7 @@ class MedusaTraining:
         """Add the gradient of [n, T, H] in portions; each portion ends with rows that only its teacher needs."""
         output, num_heads = self._backbone.output_head, self._options.num_heads
         length = states.shape[1]
-        stride = max(_MOST_LOGITS // output.shape[0], 2 * num_heads)
+        stride = max(_MAX_LOGITS // output.shape[0], 2 * num_heads)
         total = torch.zeros(num_heads)
         for window in states:
             for start in range(0, length - num_heads, stride):

@@ -49,9 +49,9 @@ class TrainableHeads(nn.Module):
         self.linears = nn.ModuleList(linear for blocks in self._blocks for linear in blocks)
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
-        dice = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         for linear in (linear for blocks in self._blocks for linear in blocks[:-1]):
-            nn.init.normal_(linear.weight, std=self._FIRST_SPREAD, generator=dice)
+            nn.init.normal_(linear.weight, std=self._FIRST_SPREAD, generator=rng)
 
     def forward(self, x: Tensor, head: int) -> Tensor:
         """Return [..., H] for [..., H], to be multiplied with the backbone's output head."""

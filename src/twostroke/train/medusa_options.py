@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from twostroke.config.checks import number, whole_number
+from twostroke.config.checks import check_int, check_number
 from twostroke.errors import InvalidParameter
 
 DEFAULT_MINUTES = 30.0
@@ -41,16 +41,16 @@ class MedusaOptions:
     """Threads of the model's operators; default: the processors that this process may use."""
 
     def __post_init__(self) -> None:
-        whole_number("num_heads", self.num_heads, 1, 16)
-        whole_number("num_layers", self.num_layers, 1, 16)
-        whole_number("window", self.window, self.num_heads + 2)
-        whole_number("batch_windows", self.batch_windows, 1)
-        whole_number("seed", self.seed, 0)
-        number("learning_rate", self.learning_rate, 0.0, 1.0, "a number above 0, at most 1", low_open=True)
-        number("save_every_s", self.save_every_s, 0.0, 1e9, "a number of seconds")
+        check_int("num_heads", self.num_heads, 1, 16)
+        check_int("num_layers", self.num_layers, 1, 16)
+        check_int("window", self.window, self.num_heads + 2)
+        check_int("batch_windows", self.batch_windows, 1)
+        check_int("seed", self.seed, 0)
+        check_number("learning_rate", self.learning_rate, 0.0, 1.0, "a number above 0, at most 1", low_open=True)
+        check_number("save_every_s", self.save_every_s, 0.0, 1e9, "a number of seconds")
         if self.steps is not None:
-            whole_number("steps", self.steps, 1)
+            check_int("steps", self.steps, 1)
         if self.minutes is not None:
-            number("minutes", self.minutes, 0.0, 1e6, "a number of minutes above 0", low_open=True)
+            check_number("minutes", self.minutes, 0.0, 1e6, "a number of minutes above 0", low_open=True)
             if self.steps is not None:
                 raise InvalidParameter("minutes", self.minutes, "cannot be given beside steps", "Give one of them.")

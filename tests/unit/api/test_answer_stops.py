@@ -17,7 +17,7 @@ from twostroke.api.parsers.output import OnContent
 from twostroke.api.parsers.tool_choice import ChatTools
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.model.model_files import find_model
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -63,11 +63,11 @@ class Answer:
         )
         message: dict[str, Any] = {"content": "", "reasoning": "", "calls": []}
         num_tokens = 0
-        begun = SequenceNews(scheduled_time_s=0.0)
+        begun = SequenceStatus(scheduled_time_s=0.0)
         parts = [tuple(ids[i : i + tokens]) for i in range(0, len(ids), tokens)]
-        updates = [TokenUpdate(name, 0.0, part, news=begun) for part in parts]
-        news = SequenceNews(finish_reason=ends)
-        for update in [*updates, TokenUpdate(name, 0.0, (0,) if ends is FinishReason.STOP else (), news=news)]:
+        updates = [TokenUpdate(name, 0.0, part, status=begun) for part in parts]
+        status = SequenceStatus(finish_reason=ends)
+        for update in [*updates, TokenUpdate(name, 0.0, (0,) if ends is FinishReason.STOP else (), status=status)]:
             for output in processor.process([update]).outputs:
                 (part,) = output.outputs
                 num_tokens += len(part.token_ids)

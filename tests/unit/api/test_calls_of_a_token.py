@@ -13,7 +13,7 @@ from twostroke.api.generation import AnswerHead
 from twostroke.api.protocol.sampling import CompletionRequest
 from twostroke.client.input_processor import InputProcessor
 from twostroke.client.output_processor import OutputKind, OutputProcessor
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.outputs import CompletionOutput, RequestOutput
 from twostroke.sampling_params import SamplingParams
 
@@ -60,7 +60,7 @@ def test_an_update_between_the_first_and_the_last() -> None:
     prompt = inputs.process("def f", SamplingParams(max_tokens=None))
     (name,) = processor.add("r", prompt, seeds=[0], arrival_time_s=10.0, kind=OutputKind.DELTA)
     (token_id,) = TOKENIZER.encode("a")
-    processor.process([TokenUpdate(name, 11.0, (token_id,), news=SequenceNews(scheduled_time_s=10.5))])
+    processor.process([TokenUpdate(name, 11.0, (token_id,), status=SequenceStatus(scheduled_time_s=10.5))])
 
     def step() -> None:
         (output,) = processor.process([TokenUpdate(name, 12.0, (token_id,))]).outputs

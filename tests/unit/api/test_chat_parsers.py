@@ -278,7 +278,7 @@ def test_an_object_that_is_cut_is_half_a_call(cut: int) -> None:
     parser = make_parser("qwen3_coder", None, ChatTools(TOOLS))
     said = parser.parse(text, is_cut=True)
     assert said.content == ""
-    assert parser.has_half_call or not said.tool_calls
+    assert parser.has_incomplete_call or not said.tool_calls
 
 
 def test_python_warnings_of_odd_escapes_stay_inside() -> None:

@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from server_process import PATIENCE_S, ServerProcess
-from twostroke.api.admission import Quotas, TokenBucket
+from twostroke.api.admission import TokenBucket, TokenQuotas
 from twostroke.api.gate import ADMIN_PATHS
 from twostroke.api.keys import Keys
 from twostroke.errors import InvalidParameter
-from twostroke.explain.timeline import SOMEBODY
+from twostroke.explain.timeline import MASKED_REQUEST
 
 PROMPT = "def quicksort(values):\n    '''Sorts.'''\n" * 8
 
@@ -152,7 +152,7 @@ def test_a_timeline_is_for_its_own_tenant_and_names_nobody_else(shared: ServerPr
     for form in ("json", "text"):
         seen = timeline("b", "of-bob", format=form).text
         assert "ann" not in seen.replace("another", "")
-        assert SOMEBODY in seen
+        assert MASKED_REQUEST in seen
 
 
 def test_pages_from_elsewhere_administer_nothing() -> None:
@@ -224,7 +224,7 @@ def test_a_bucket_fills_up_to_a_minute_and_no_further() -> None:
 
 
 def test_an_engine_that_was_started_again_is_not_counted_twice() -> None:
-    quotas = Quotas(100)
+    quotas = TokenQuotas(100)
     assert quotas.wait_s("ann", 60, now_s=0.0) == 0.0
     assert quotas.wait_s("ann", 60, now_s=0.0) == 0.0
     assert quotas.wait_s("ann", 30, now_s=0.0) == 0.0, "30 more, by a new engine: 90"

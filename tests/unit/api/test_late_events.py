@@ -11,9 +11,9 @@ import pytest
 
 import text_fakes
 from factories import submitted
-from twostroke.api.answering import WRITE_NOW, EventResponse, Later
+from twostroke.api.answering import WRITE_NOW, DeferredEvents, EventResponse
 from twostroke.api.generation import AnswerGeneration, Caller
-from twostroke.api.logprobs import MOST_AT_ONCE, as_written, prompt_logprobs, takes_long
+from twostroke.api.logprobs import MAX_ON_EVENT_LOOP, as_written, prompt_logprobs, takes_long
 from twostroke.batch import TokenLogprobs
 from twostroke.client.engine_client import OutputStream
 from twostroke.client.prompt_scores import PromptScores
@@ -51,7 +51,7 @@ class Call:
         self.may_go_on = threading.Event()
         self.threads: dict[str, int] = {}
 
-    def events(self, number: int, output: RequestOutput) -> bytes | Later:
+    def events(self, number: int, output: RequestOutput) -> bytes | DeferredEvents:
         text = output.outputs[0].text
 
         def write() -> bytes:
@@ -145,11 +145,11 @@ def test_scores_of_a_prompt_are_decoded_when_they_are_read() -> None:
 
 
 def test_what_takes_long_is_what_has_many_positions() -> None:
-    logprobs: list[LogprobsAtPosition] = [{}] * (MOST_AT_ONCE + 1)
+    logprobs: list[LogprobsAtPosition] = [{}] * (MAX_ON_EVENT_LOOP + 1)
     few = CompletionOutput(0, "", (), logprobs[1:], None, None, None, 0)
     many = CompletionOutput(0, "", (), logprobs, None, None, None, 0)
-    assert not takes_long(RequestOutput("a", None, (), scores(MOST_AT_ONCE), [few]))
-    assert takes_long(RequestOutput("a", None, (), scores(MOST_AT_ONCE + 1), [few]))
+    assert not takes_long(RequestOutput("a", None, (), scores(MAX_ON_EVENT_LOOP), [few]))
+    assert takes_long(RequestOutput("a", None, (), scores(MAX_ON_EVENT_LOOP + 1), [few]))
     assert takes_long(RequestOutput("a", None, (), None, [few, many]))
     assert not takes_long(RequestOutput("a", None, (), None, []))
 

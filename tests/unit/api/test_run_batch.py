@@ -131,7 +131,7 @@ class EchoStream:
         if self.text == "die" and self.engine.deaths > 0:
             self.engine.die()
 
-    def listen(self, wake: Callable[[], object], taker: object = None) -> None:
+    def listen(self, wake: Callable[[], object], handler: object = None) -> None:
         self.work.add_done_callback(lambda _: wake())
 
     def take(self) -> list[RequestOutput]:

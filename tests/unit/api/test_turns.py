@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from twostroke.api.gate import Turns
+from twostroke.api.gate import OnePerIteration
 
 
 async def _passed(number: int, cancelled: frozenset[int] = frozenset()) -> list[tuple[int, int]]:
     """Return (request, turn of the loop) for so many simultaneous requests; some are cancelled before their turn."""
     loop = asyncio.get_running_loop()
-    turns, turn, passed = Turns(), 0, list[tuple[int, int]]()
+    turns, turn, passed = OnePerIteration(), 0, list[tuple[int, int]]()
 
     def count() -> None:
         nonlocal turn

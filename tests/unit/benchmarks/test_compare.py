@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.compare import run as compare_run
 from benchmarks.compare.options import PEERS, CompareOptions, PeerWork, checked_tokens, figures_of
-from benchmarks.compare.run import Contest, print_compared, run_compare
+from benchmarks.compare.run import EngineComparison, print_compared, run_compare
 from gguf_files import fixture
 from peer_scripts import SCRIPTS, script_peer
 from twostroke.errors import InvalidParameter
@@ -34,8 +34,8 @@ SMALL: dict[str, Any] = {
 }
 
 
-def _contest(tmp_path: Path, *names: str, **changes: Any) -> Contest:
-    contest = Contest(CompareOptions(**(SMALL | {"answer_limit": 20.0} | changes)), vocab_size=300, threads=1)
+def _contest(tmp_path: Path, *names: str, **changes: Any) -> EngineComparison:
+    contest = EngineComparison(CompareOptions(**(SMALL | {"answer_limit": 20.0} | changes)), vocab_size=300, threads=1)
     for name in names:
         contest.enter(script_peer(tmp_path, name), PYTHON, tmp_path)
     return contest
@@ -119,7 +119,7 @@ def test_who_fails_has_a_row_that_says_why_and_the_others_go_on(name: str, tmp_p
         assert failed.failure is not None
         assert re.search(REASONS[name], failed.failure), failed.failure
         assert failed.figures.keys() == ({"prefill 16"} if name == "dies later" else set())
-        assert contest.contestants[1].process is None
+        assert contest.peers_in_order[1].process is None
     finally:
         contest.close()
 
@@ -139,7 +139,7 @@ def test_waiting_engines_are_stopped_and_none_is_left(tmp_path: Path) -> None:
     contest = _contest(tmp_path, "honest", "honest")
     try:
         contest.measure(float("inf"), progress=False)
-        pids = [c.process._process.pid for c in contest.contestants if c.process is not None]  # type: ignore[reportPrivateUsage]
+        pids = [c.process._process.pid for c in contest.peers_in_order if c.process is not None]  # type: ignore[reportPrivateUsage]
         assert len(pids) == 2
         for pid in pids:
             for _ in range(1000):  # a signal takes a moment to arrive

@@ -17,15 +17,15 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.events import MeasurementBegan
-from twostroke.measure.from_log import run_of_log
+from twostroke.measure.from_log import run_from_log
 from twostroke.measure.summary import latencies, over_time, summarize
-from twostroke.measure.workload import Lengths, SyntheticSpec, of_lengths, synthetic, with_arrivals
+from twostroke.measure.workload import Lengths, SyntheticSpec, synthetic, with_arrivals, workload_of_lengths
 from twostroke.scheduler.replay import replay
 from twostroke.served_run import Run, ServedRequest
 
 
 def _run(lengths: list[tuple[int, int]], arrivals: list[float] | None = None, **scheduler: object) -> Run:
-    workload = of_lengths(lengths)
+    workload = workload_of_lengths(lengths)
     if arrivals is not None:
         workload = with_arrivals(workload, arrivals)
     config = SchedulerConfig(**scheduler)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def test_requests_arrive_on_time_even_when_nothing_else_happens() -> None:
 
 
 def test_a_second_run_reuses_the_engine() -> None:
-    workload = of_lengths([(16, 3)] * 2)
+    workload = workload_of_lengths([(16, 3)] * 2)
     engine = counting_engine(SchedulerConfig(max_num_seqs=1), CacheConfig(block_size=4), max_model_len=32)
     first, second = engine.run(workload), engine.run(workload)
     assert [r.num_cached_tokens for r in first.requests] == [0, 0]  # different prompts
@@ -108,7 +108,7 @@ def test_the_event_log_of_a_run_replays_every_batch(tmp_path: Path) -> None:
     assert replay(read_events(path)) is None
 
     # and every figure of the run is in the log as well
-    read = run_of_log(read_events(path))
+    read = run_from_log(read_events(path))
     assert sorted(map(_account, read.requests)) == sorted(map(_account, run.requests))
     assert [replace(s, wall_s=0, operator_s=0) for s in read.steps] == [
         replace(s, wall_s=0, operator_s=0) for s in run.steps
@@ -123,16 +123,16 @@ def _account(request: ServedRequest) -> tuple[object, ...]:
 
 def test_a_log_without_a_step_has_no_figures() -> None:
     with pytest.raises(InvalidParameter, match="finished step"):
-        run_of_log([])
+        run_from_log([])
 
 
 def test_a_log_gives_the_last_measurement_whatever_warmed_up_before(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     engine = counting_engine(SchedulerConfig(), CacheConfig(), max_model_len=16, event_log=path)
-    engine.run(of_lengths([(9, 5)] * 4))
-    run = engine.run(of_lengths([(4, 3), (5, 2)]))
+    engine.run(workload_of_lengths([(9, 5)] * 4))
+    run = engine.run(workload_of_lengths([(4, 3), (5, 2)]))
     engine.engine.close()
-    read = run_of_log(read_events(path))
+    read = run_from_log(read_events(path))
     assert sorted(map(_account, read.requests)) == sorted(map(_account, run.requests))
     assert len(read.steps) == len(run.steps)
 
@@ -142,7 +142,7 @@ def test_names_may_be_used_again_in_one_log(tmp_path: Path) -> None:
     engine = counting_engine(SchedulerConfig(), CacheConfig(), max_model_len=16, event_log=path)
     for _ in range(2):
         engine.executor.num_runs = 0
-        engine.run(of_lengths([(4, 3)]))
+        engine.run(workload_of_lengths([(4, 3)]))
     engine.engine.close()
-    read = run_of_log(event for event in read_events(path) if not isinstance(event, MeasurementBegan))
+    read = run_from_log(event for event in read_events(path) if not isinstance(event, MeasurementBegan))
     assert [r.times.token_times_s for r in read.requests] == [[1, 2, 3], [4, 5, 6]]

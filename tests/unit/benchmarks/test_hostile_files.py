@@ -21,7 +21,7 @@ def test_each_file_is_a_case() -> None:
 
 
 def test_a_file_that_ends_the_process_is_a_case_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostile_cases, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(hostile_cases, "TIMEOUT_S", 0.01)
     found = list(cases("batch file", 0, 2))
     assert [case.outcome for case in found] == ["!ended the process (-9)"] * 2
 

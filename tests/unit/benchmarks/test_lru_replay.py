@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.reproduce.r10_prefix_cache import PrefixCacheReplay
 from oracle.naive_prefix_cache import NaivePrefixCache
-from twostroke.measure.workload import TraceSpec, WorkloadRequest, of_trace
+from twostroke.measure.workload import TraceSpec, WorkloadRequest, workload_of_trace
 from twostroke.simulation.trace import TraceEntry
 
 OUTPUT = 1
@@ -44,4 +44,4 @@ def test_what_was_used_longest_ago_goes_first_and_heads_go_last(num_blocks: int 
         TraceEntry(0.0, 1536, 1, (0, 1, 2)),
     ]
     replay = PrefixCacheReplay(num_blocks, 8)
-    assert [replay.run(r) for r in of_trace(entries, TraceSpec()).requests] == hits
+    assert [replay.run(r) for r in workload_of_trace(entries, TraceSpec()).requests] == hits

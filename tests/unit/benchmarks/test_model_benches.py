@@ -19,7 +19,7 @@ from benchmarks.reproduce import prices as invariance_price
 from benchmarks.reproduce import step_times as engine_time
 from benchmarks.reproduce.run import reproduce
 from twostroke.cli.bench import app as bench_app
-from twostroke.cli.flags import LoadByFlags
+from twostroke.cli.flags import LoadFromFlags
 from twostroke.config.cache import CacheConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
@@ -149,7 +149,7 @@ def test_offline_options_that_crash_or_change_nothing_are_refused(bad: dict[str,
 def test_a_result_says_how_to_get_it_again(model: str, tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 9, "hash_ids": [1]}')
     options = OfflineOptions(trace=tmp_path / "trace.jsonl", time_divisor=2.5, results=tmp_path, plots=False, warmup=0)
-    load = LoadByFlags(model=model, threads=1, event_log=tmp_path / "log.jsonl")
+    load = LoadFromFlags(model=model, threads=1, event_log=tmp_path / "log.jsonl")
     run_offline(options, load, SchedulerConfig(enable_chunked_prefill=False), CacheConfig(num_kv_blocks=90))
     text = (tmp_path / "offline.json").read_text()
     saved = json.loads(text)

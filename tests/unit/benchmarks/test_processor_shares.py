@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from benchmarks.claim import Claim
 from benchmarks.processor_shares import (
     ProcessorTimes,
-    TakenShare,
+    UsedShare,
     read_processor_times,
-    taken_shares,
+    used_shares,
     worst_of_parts,
 )
 from benchmarks.reproduce.soak import contention_remarks, latency_claims
@@ -63,14 +63,14 @@ def test_shares_of_two_processors() -> None:
         ProcessorTimes(10.0, 20.0, 1.0, 14.0),  # own time is finer than the account of all
         ProcessorTimes(15.0, 25.0, 1.0, 2.0),  # a measured process has ended
     ]
-    found = taken_shares(readings, 2)
+    found = used_shares(readings, 2)
     assert [(part.others, part.stolen) for part in found] == [(0.3, 0.1), (0.0, 0.0), (0.5, 0.0)]
     assert found[0].share == pytest.approx(0.4)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.integers(1, 12))
 def test_every_interval_is_seen_in_a_part(shares: list[float], num_parts: int) -> None:
-    intervals = [TakenShare(5.0 * i, 5.0 * (i + 1), share, 0.0) for i, share in enumerate(shares)]
+    intervals = [UsedShare(5.0 * i, 5.0 * (i + 1), share, 0.0) for i, share in enumerate(shares)]
     found = worst_of_parts(intervals, 0.0, 5.0 * len(shares), num_parts)
     assert len(found) == num_parts
     assert max(share for share in found if share is not None) == max(shares)

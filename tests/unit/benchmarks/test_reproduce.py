@@ -20,7 +20,7 @@ from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.measure import report
-from twostroke.measure.workload import Lengths, TraceEntry, of_lengths, of_trace
+from twostroke.measure.workload import Lengths, TraceEntry, workload_of_lengths, workload_of_trace
 
 
 def _options(tmp_path: Path, **changes: Any) -> ReproduceOptions:
@@ -93,7 +93,7 @@ def test_long_prompt_leaves_everybody_a_token_a_step(tmp_path: Path) -> None:
 def test_what_is_recorded_of_a_step_does_not_grow_with_the_prompt(tmp_path: Path) -> None:
     """The record of a step names the blocks that it adds, not all blocks of the request."""
     length = 131_072
-    workload = of_lengths([(length, 4)], vocab_size=4096)
+    workload = workload_of_lengths([(length, 4)], vocab_size=4096)
     log = tmp_path / "events.jsonl"
     cache = CacheConfig(enable_prefix_caching=True)
     scheduler = SchedulerConfig(max_num_batched_tokens=512, max_num_seqs=1)
@@ -130,8 +130,8 @@ def _conversations(num_requests: int, seed: int) -> list[TraceEntry]:
 
 @pytest.mark.parametrize("num_blocks", [130, 400])
 def test_r10_hits_equal_the_naive_cache_to_the_block(num_blocks: int) -> None:
-    workload = of_trace(_conversations(400, seed=num_blocks), r10_prefix_cache.SPEC)
-    workload = workload.fitting(num_blocks * 8)
+    workload = workload_of_trace(_conversations(400, seed=num_blocks), r10_prefix_cache.SPEC)
+    workload = workload.within_context(num_blocks * 8)
     engine = counting_engine(
         SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=4096),
         CacheConfig(block_size=8, num_kv_blocks=num_blocks),

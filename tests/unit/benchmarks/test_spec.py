@@ -26,7 +26,7 @@ from twostroke.measure.spec.measure import (
 )
 from twostroke.model.model_files import find_model
 from twostroke.speculation.proposer import DraftRequest
-from twostroke.startup.prepared import GivenDrafter
+from twostroke.startup.prepared import ProvidedDrafter
 from twostroke.tokenizer.tokenizer import Tokenizer
 
 LOAD = LoadConfig(threads=1)
@@ -142,7 +142,7 @@ def test_an_engine_counts_what_it_drafts_and_says_the_same_with_drafts(tokenizer
     synthetic, k, num_outputs = SyntheticProposer(4096), 3, 14
     config = SpeculativeConfig(method="ngram", num_speculative_tokens=k)
     plain = SpecEngine(LOAD, 2, 32)
-    drafting = SpecEngine(LOAD, 2, 32, config, lambda _: GivenDrafter(synthetic, "synthetic"))
+    drafting = SpecEngine(LOAD, 2, 32, config, lambda _: ProvidedDrafter(synthetic, "synthetic"))
     for temperature, seed in ((0.0, 0), (1.0, 7)):
         without = plain.run(pair, num_outputs, temperature, seed)
         synthetic.learn(without.outputs)

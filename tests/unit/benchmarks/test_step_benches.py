@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.alternating import alternate
 from benchmarks.claim import Claim, ReproduceOptions, Reproduction
 from benchmarks.reproduce import occupancy
 from benchmarks.reproduce import prices as paging_price
 from benchmarks.reproduce import step_times as step_content
 from benchmarks.reproduce.prices import PagedCase, TableWatch
 from benchmarks.reproduce.run import reproduce
-from benchmarks.side_by_side import in_turn
 from twostroke.batch import BlockTableUpdate, Limit, ScheduledBatch, ScheduledRequest, Stroke
 from twostroke.measure.workload import Lengths
 
@@ -114,7 +114,7 @@ def test_a_small_run_judges_nothing() -> None:
 
 def test_each_content_is_first_in_as_many_rounds_as_any_other() -> None:
     order: list[str] = []
-    in_turn(3, "abc", lambda way, _: order.append(way), rotates=True)
+    alternate(3, "abc", lambda way, _: order.append(way), rotates=True)
     assert "".join(order) == "abcbcacab"
 
 

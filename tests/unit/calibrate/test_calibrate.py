@@ -26,7 +26,7 @@ from twostroke.model.model_files import find_model_of
 from twostroke.planner.options import PlanOptions, TraceOptions
 from twostroke.planner.plan import make_plan
 from twostroke.planner.trace_replay import replay_trace
-from twostroke.startup.calibrated import Pace, find_calibration, latency_model, place_to_write
+from twostroke.startup.calibrated import LatencyModel, find_calibration, latency_model, place_to_write
 
 LOAD = LoadConfig(threads=1)
 FEW: dict[str, Any] = {
@@ -248,7 +248,7 @@ def test_a_broken_calibration_counts_as_none_and_is_named(tmp_path: Path, home: 
     assert words.startswith(f"calibrated: {place.name}; {beside} is left out")
 
 
-def _pace(model: Path) -> Pace:
+def _pace(model: Path) -> LatencyModel:
     return latency_model(EngineConfig.from_keywords(threads=1), model, SHAPE, LIMITS)
 
 

@@ -17,14 +17,14 @@ from cyclopts import App
 from command_line import twostroke
 from timed_engine import history
 from traces import conversations, write_trace
-from twostroke.cli.flags import EngineBesideModelFlags, LoadBesideModel, check_model_names
+from twostroke.cli.flags import EngineFlagsWithoutModel, LoadFromFlagsWithoutModel, check_model_names
 from twostroke.cli.generate import generate
 from twostroke.cli.main import app
 from twostroke.client.output_processor import CompletionStream
 from twostroke.config.cache import CacheConfig
 from twostroke.engine.event_sinks import JsonlEventLog
 from twostroke.errors import InvalidParameter
-from twostroke.measure.workload import of_lengths
+from twostroke.measure.workload import workload_of_lengths
 
 SMALL = ["--threads", "1", "--kv-cache-memory", str(1 << 24)]
 
@@ -256,8 +256,8 @@ def test_a_stream_copies_no_more_than_it_prints(
         raise AssertionError("everything so far was copied")
 
     monkeypatch.setattr(CompletionStream, "so_far", copy)
-    load = LoadBesideModel(threads=1)
-    engine = EngineBesideModelFlags(load=load, cache=CacheConfig(kv_cache_memory=1 << 24))
+    load = LoadFromFlagsWithoutModel(threads=1)
+    engine = EngineFlagsWithoutModel(load=load, cache=CacheConfig(kv_cache_memory=1 << 24))
     generate("import os\n", engine_flags=engine, quiet=True)
     assert len(capsys.readouterr().out) > len("import os\n")
 
@@ -308,7 +308,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of a run in simulated time, so that its back-test holds on every machine."""
     log = tmp_path_factory.mktemp("recorded") / "events.jsonl"
     with JsonlEventLog(log) as file:
-        for event in history(of_lengths([(8 + 4 * i, 8) for i in range(12)])):
+        for event in history(workload_of_lengths([(8 + 4 * i, 8) for i in range(12)])):
             file.append(event)
     return log
 

@@ -15,19 +15,19 @@ import pytest
 from pool_log import D, P, PoolLog
 from timed_engine import history
 from traces import conversations, write_trace
-from twostroke.api.view import recording_of
+from twostroke.api.view import read_recording
 from twostroke.cli import bench, explain
 from twostroke.cli.doctor import doctor
 from twostroke.cli.explain import explain as explain_request
 from twostroke.cli.plan import plan
-from twostroke.cli.replay import EngineOfTraceFlags, replay
+from twostroke.cli.replay import TraceEngineFlags, replay
 from twostroke.cli.view import view
 from twostroke.config.cache import CacheConfig
 from twostroke.errors import InvalidParameter, UnreadableEvent
 from twostroke.event_codec import EVENT_LOG_VERSION, from_json, to_json
 from twostroke.measure.from_log import count_prompt_tokens
 from twostroke.measure.serve.load import Origin
-from twostroke.measure.workload import of_lengths
+from twostroke.measure.workload import workload_of_lengths
 from twostroke.planner.options import PlanOptions
 
 DOORS: dict[str, Callable[[Path], object]] = {
@@ -42,7 +42,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    return [to_json(event) for event in history(of_lengths([(8, 4)] * 3))]
+    return [to_json(event) for event in history(workload_of_lengths([(8, 4)] * 3))]
 
 
 def with_version(lines: list[str], version: object) -> str:
@@ -94,8 +94,8 @@ def test_the_live_pages_recording_refuses_another_version(version: int, lines: l
     mine.write_text(with_version(lines, EVENT_LOG_VERSION))
     other.write_text(with_version(lines, version))
     with pytest.raises(UnreadableEvent, match=f"other.jsonl, line 1: event log version {version};"):
-        recording_of((mine, other))
-    assert list(recording_of((mine,)).events())
+        read_recording((mine, other))
+    assert list(read_recording((mine,)).events())
 
 
 def test_a_server_of_another_version_is_refused_by_version(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_an_event_log_is_no_trace(version: int, lines: list[str], tmp_path: Path
     with pytest.raises(InvalidParameter, match=r"it is an event log.*--set KEY=VALUE"):
         replay(path, model="embedded")
     with pytest.raises(InvalidParameter, match="it is an event log"):
-        replay(path, engine=EngineOfTraceFlags(cache=CacheConfig(num_kv_blocks=9)))
+        replay(path, engine=TraceEngineFlags(cache=CacheConfig(num_kv_blocks=9)))
 
 
 def without(lines: list[str], kind: str) -> list[str]:
@@ -187,7 +187,7 @@ def test_a_log_that_lacks_something_is_refused_by_file(
     monkeypatch.chdir(tmp_path)  # a longer path is shortened in a message
     path = Path("events.jsonl")
     change, words = BROKEN[broken]
-    lines = [to_json(event) for event in history(of_lengths([(8, 4)] * 3))]
+    lines = [to_json(event) for event in history(workload_of_lengths([(8, 4)] * 3))]
     path.write_text("".join(f"{line}\n" for line in change(lines)))
     with pytest.raises(InvalidParameter) as refused:
         DOORS[door](path)

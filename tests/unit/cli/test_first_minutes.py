@@ -17,8 +17,8 @@ import pytest
 
 from command_line import twostroke
 from gguf_files import fixture
-from twostroke.cli.habits import spelt_out
 from twostroke.cli.main import app
+from twostroke.cli.other_programs import parser_words
 
 SMALL = ("--threads", "1", "--kv-cache-memory", "16MiB")
 CLASS_NAMES = re.compile(
@@ -507,12 +507,12 @@ def test_help_and_version_by_any_name() -> None:
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat", "plan", "doctor", "bench", "models", "run-batch"])
 def test_help_behind_a_command_is_its_help_and_not_a_model(command: str, tmp_path: Path) -> None:
-    assert spelt_out([command, "help"]) == [command, "--help"]
+    assert parser_words([command, "help"]) == [command, "--help"]
     (tmp_path / "help").write_text("a file of this name")
     with contextlib.chdir(tmp_path):
-        assert spelt_out([command, "help"]) == [command, "help"]
+        assert parser_words([command, "help"]) == [command, "help"]
     rest = ["offline", "--model", "help"] if command == "bench" else ["embedded", "help"]
-    assert spelt_out([command, *rest]) == [command, *rest], "another word is before it: a prompt, for example"
+    assert parser_words([command, *rest]) == [command, *rest], "another word is before it: a prompt, for example"
 
 
 CTRL_C = "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"

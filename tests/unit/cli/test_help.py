@@ -11,9 +11,9 @@ from cyclopts import App
 from rich.console import Console
 
 from twostroke.cli.commands import app
-from twostroke.cli.habits import run_words
 from twostroke.cli.help_pages import COMMANDS, LINES, PAGES
 from twostroke.cli.main import has_early_engine
+from twostroke.cli.other_programs import run_command_line
 from twostroke.cli.short_help import HELP_ALL, help_of
 
 MOST_LINES = 60
@@ -39,7 +39,7 @@ def shown(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     """Return what a command prints in a terminal of a width."""
     monkeypatch.setattr(app, "console", Console(width=width))
     with pytest.raises(SystemExit) as ended:
-        run_words(app, words, "twostroke")
+        run_command_line(app, words, "twostroke")
     assert ended.value.code in (None, 0)
     return capsys.readouterr().out
 
@@ -125,6 +125,6 @@ def test_a_command_that_lacks_something_says_what_and_where_to_look(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        run_words(app, words, "twostroke")
+        run_command_line(app, words, "twostroke")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"twostroke: {told}")

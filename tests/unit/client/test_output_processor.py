@@ -21,7 +21,7 @@ from twostroke.client.output_processor import (
     decode_logprobs,
 )
 from twostroke.client.prompt_scores import PromptScores
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.outputs import RequestMetrics, RequestOutput, RequestTimes
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -33,7 +33,7 @@ assert EOS is not None
 
 def update_of(request_id: str, time_s: float, *made: Any, **extra: Any) -> TokenUpdate:
     """Return an update as the engine sends it; a sequence with tokens was scheduled before."""
-    return TokenUpdate(request_id, time_s, *made, news=SequenceNews(scheduled_time_s=10.25, **extra))
+    return TokenUpdate(request_id, time_s, *made, status=SequenceStatus(scheduled_time_s=10.25, **extra))
 
 
 def begin(kind: OutputKind = OutputKind.FINAL, **params: Any) -> tuple[OutputProcessor, tuple[str, ...]]:

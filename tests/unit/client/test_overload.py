@@ -9,7 +9,7 @@ import pytest
 
 from factories import make_layout
 from fakes import FakeEngine
-from twostroke.api.admission import HEADROOM, QueueLimits, RequestCost, check_overload, predicted_wait_s
+from twostroke.api.admission import MAX_WAIT_FRACTION, QueueLimits, RequestCost, check_overload, predicted_wait_s
 from twostroke.batch import ScheduledBatch
 from twostroke.client.load import EngineLoad, LoadMeter, StepTimeFit
 from twostroke.config.scheduler import SchedulerConfig
@@ -172,9 +172,9 @@ def test_a_full_queue_has_room_for_a_tenant_below_its_share() -> None:
 def test_a_deadline_of_the_callers_counts_until_the_first_token() -> None:
     load = EngineLoad(num_slots=4, step_s=0.5, prefill_s_per_token=0.01)
     cost = RequestCost(1, 100)
-    check_overload(load, limits(), cost, deadline_s=1.6 / HEADROOM)
+    check_overload(load, limits(), cost, deadline_s=1.6 / MAX_WAIT_FRACTION)
     with pytest.raises(Overloaded, match=r"its first token would come after about 1\.5 s") as refused:
-        check_overload(load, limits(), cost, deadline_s=1.4 / HEADROOM)
+        check_overload(load, limits(), cost, deadline_s=1.4 / MAX_WAIT_FRACTION)
     assert refused.value.retry_after_s == 1
 
 

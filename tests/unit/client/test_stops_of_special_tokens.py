@@ -9,7 +9,7 @@ import pytest
 import text_fakes
 from twostroke.client.input_processor import PromptInput
 from twostroke.client.output_processor import OutputKind, OutputProcessor
-from twostroke.engine.token_update import SequenceNews, TokenUpdate
+from twostroke.engine.token_update import SequenceStatus, TokenUpdate
 from twostroke.outputs import CompletionOutput
 from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams
@@ -33,10 +33,10 @@ def answer(token_ids: list[int], *stop: str, **params: Any) -> CompletionOutput:
     processor = OutputProcessor(TOKENIZER)
     given = PromptInput(prompt_text="", prompt_token_ids=(5,), params=sampling)
     (name,) = processor.add("r", given, seeds=(0,), arrival_time_s=0.0, kind=OutputKind.FINAL)
-    begun, ended = SequenceNews(scheduled_time_s=0.0), SequenceNews(finish_reason=FinishReason.LENGTH)
+    begun, ended = SequenceStatus(scheduled_time_s=0.0), SequenceStatus(finish_reason=FinishReason.LENGTH)
     updates = [
-        *(TokenUpdate(name, 0.0, (token,), news=begun) for token in token_ids),
-        TokenUpdate(name, 0.0, news=ended),
+        *(TokenUpdate(name, 0.0, (token,), status=begun) for token in token_ids),
+        TokenUpdate(name, 0.0, status=ended),
     ]
     (output,) = (output for update in updates for output in processor.process([update]).outputs)
     return output.outputs[0]

@@ -41,7 +41,7 @@ from twostroke.outputs import JoinedDeltas
 from twostroke.runner.model_runner import Executor
 from twostroke.scheduler.replay import replay
 from twostroke.startup import loading, memory
-from twostroke.startup.handover_ends import numerics_facts
+from twostroke.startup.handover_setup import numerics_facts
 
 PROMPT = {"prompt_token_ids": list(range(10, 60))}
 

@@ -10,7 +10,7 @@ import zmq
 
 from twostroke.cluster.engine_process import EngineProcess
 from twostroke.cluster.messages import Alive, encode_message
-from twostroke.cluster.wires import FolderSockets, engine_ends
+from twostroke.cluster.process_sockets import FolderSockets, engine_ends
 
 
 class Child:

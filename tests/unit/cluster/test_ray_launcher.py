@@ -11,10 +11,10 @@ import pytest
 
 from twostroke.cluster.launcher import LocalLauncher, launcher_for
 from twostroke.cluster.ray_launcher import RayLauncher
-from twostroke.cluster.ray_room import check_version
+from twostroke.cluster.ray_resources import check_version
 from twostroke.config.engine import EngineConfig
 from twostroke.config.pools import PoolConfig
-from twostroke.engine.handover_port import HandoverPort
+from twostroke.engine.handover_messages import HandoverSettings
 from twostroke.errors import InvalidParameter, SetupError
 from twostroke.pools.member import Role
 
@@ -118,4 +118,4 @@ def test_a_process_that_no_node_holds_is_refused_at_once_and_by_name(monkeypatch
     made = launcher(monkeypatch, [SMALL], threads=4)
     told = r"decode-1.1 asks for 4 CPUs, and no node holds it: .* has room for 0 .*\(1 nodes: 2 CPU\)"
     with pytest.raises(SetupError, match=told):
-        asyncio.run(made.launch("decode-1.1", D, EngineConfig(), HandoverPort()))
+        asyncio.run(made.launch("decode-1.1", D, EngineConfig(), HandoverSettings()))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from twostroke.cluster.wires import NetworkEnd, NetworkSockets, engine_ends
+from twostroke.cluster.process_sockets import NetworkEnd, NetworkSockets, engine_ends
 
 SOON_MS, LATE_MS = 500, 20_000
 

@@ -10,7 +10,7 @@ import pytest
 
 from twostroke import SamplingParams
 from twostroke.cli.flags import ChatSampling, CompletionSampling
-from twostroke.config.checks import whole_numbers
+from twostroke.config.checks import parse_ints
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import LoadConfig
 from twostroke.config.server import ServerConfig
@@ -163,7 +163,7 @@ def test_batch_invariance_is_given_up_only_where_that_changes_something() -> Non
 @pytest.mark.parametrize(
     "refused",
     [
-        lambda: whole_numbers("prompt_lengths", "1," + "9" * 5000, 1, 10**6),
+        lambda: parse_ints("prompt_lengths", "1," + "9" * 5000, 1, 10**6),
         lambda: LoadConfig(tensor_parallel_size=2, tensor_parallel_address="host:" + "9" * 5000),
     ],
 )
@@ -171,4 +171,4 @@ def test_thousands_of_digits_are_refused_like_any_other_number(refused: Callable
     with pytest.raises(InvalidParameter, match=r"from 1 to 1000000|must be host:port") as told:
         refused()
     assert len(str(told.value)) < 300
-    assert whole_numbers("sizes", "0" * 5000 + "7", 1, 8) == (7,), "zeros before a number say nothing"
+    assert parse_ints("sizes", "0" * 5000 + "7", 1, 8) == (7,), "zeros before a number say nothing"

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from twostroke.cost.fleet import FleetLimits, FrontCosts, WorkerSpeed, fleet_limits
+from twostroke.cost.fleet import FleetLimits, GatewayPrices, WorkerSpeed, fleet_limits
 from twostroke.errors import InvalidParameter
 
-COSTS = FrontCosts(
+COSTS = GatewayPrices(
     token_us=25.0,
     request_us=500.0,
     route_us=250.0,
@@ -28,7 +28,7 @@ WORKER = WorkerSpeed(
 )
 
 
-def limits(num_prefill: int, num_decode: int, costs: FrontCosts = COSTS) -> FleetLimits:
+def limits(num_prefill: int, num_decode: int, costs: GatewayPrices = COSTS) -> FleetLimits:
     return fleet_limits(num_prefill, num_decode, WORKER, costs, num_prompt_tokens=500, num_output_tokens=200)
 
 

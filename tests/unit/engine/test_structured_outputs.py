@@ -164,7 +164,7 @@ def test_a_grammar_that_outgrows_its_limits_ends_that_request_alone(
     engines: dict[str, LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time anew: a request that comes later goes as far, and no further."""
-    monkeypatch.setattr(guidance, "why_not", lambda _: "")  # the trial has a clock
+    monkeypatch.setattr(guidance, "refusal_reason", lambda _: "")  # the trial has a clock
     wanted = {"regex": "b{300}(a{1,1000}){1,1000}"}
     params = [
         # without min_tokens the text may end before

@@ -9,12 +9,12 @@ import pytest
 from explain_loads import random_load, times_of
 from pool_log import D, P, PoolLog, died_and_resumed
 from twostroke.events import Event
-from twostroke.explain.run_state import RunState, Taken
+from twostroke.explain.run_state import EventChanges, RunState
 from twostroke.request import FinishReason, RequestStatus
 from twostroke.scheduler.replay import scheduler_at_end
 
 
-def taken(events: list[Event]) -> list[Taken]:
+def taken(events: list[Event]) -> list[EventChanges]:
     run = RunState()
     return [run.take(event) for event in events]
 

@@ -19,7 +19,7 @@ from twostroke.errors import CorruptCheckpoint, ModelNotFound, SetupError, Unsup
 from twostroke.gguf.container import NAMES as OTHER_NAMES
 from twostroke.gguf.container import TYPES, GGUFFile
 from twostroke.model.model_path import gguf_path
-from twostroke.startup.handover_ends import fingerprint
+from twostroke.startup.handover_setup import fingerprint
 
 SMALL = fixture("qwen3-q4_0")
 CONTENT = SMALL.read_bytes()

@@ -19,7 +19,7 @@ from grammar_walks import ENDS, allowed, backend, eos_id, matcher_of, num_column
 from twostroke.errors import EngineUnavailable, InvalidParameter
 from twostroke.grammar import guidance
 from twostroke.grammar import trial as trial_module
-from twostroke.grammar.backend import FreeCalls
+from twostroke.grammar.backend import OptionalCallSyntax
 from twostroke.grammar.guidance import Guidance
 from twostroke.grammar.json_schema import to_llguidance
 from twostroke.sampling_params import StructuredOutputs
@@ -284,7 +284,7 @@ def test_many_optional_properties_work_or_are_refused_at_once(count: int, place:
     assert not matcher.failure
 
 
-CALLS = FreeCalls(markers=("<tool_call>", "[f("), markup=("</tool_call>", "<|end|>"))
+CALLS = OptionalCallSyntax(markers=("<tool_call>", "[f("), markup=("</tool_call>", "<|end|>"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -317,7 +317,7 @@ def test_a_call_without_a_marker_is_one_of_the_functions() -> None:
     call = {"name": {"enum": ["f"]}, "parameters": {"type": "object"}}
     bare = {"type": "object", "properties": call, "required": list(call), "additionalProperties": False}
     form = StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
-    matcher = grammars.matcher(grammars.compile(form, FreeCalls(bare=bare)))
+    matcher = grammars.matcher(grammars.compile(form, OptionalCallSyntax(bare=bare)))
     for text, is_right in [
         ('{"name": "f", "parameters": {"x": 1}}', True),
         ('{"a": 1}', True),
@@ -338,7 +338,7 @@ def test_an_opaque_tokenizer_is_refused() -> None:
 
 def test_nothing_is_made_before_it_is_asked_for() -> None:
     class Unread:
-        reads_alone = True
+        decodes_independently = True
         special_token_ids = frozenset[int]()
 
         def token_bytes(self, token_id: int) -> bytes:

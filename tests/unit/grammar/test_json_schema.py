@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import text_fakes
 from grammar_walks import backend
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.json_schema import KNOWN_FORMATS, constraining
+from twostroke.grammar.json_schema import KNOWN_FORMATS, strip_unconstraining
 from twostroke.sampling_params import StructuredOutputs
 
 ANNOTATIONS = [
@@ -163,7 +163,7 @@ def test_what_constrains_nothing_is_accepted(place: str) -> None:
 
 @pytest.mark.parametrize("schema", CONSTRAINS, ids=json.dumps)
 def test_what_constrains_is_still_refused(schema: dict[str, Any]) -> None:
-    assert constraining(schema) == schema
+    assert strip_unconstraining(schema) == schema
     assert not is_taken(schema)
 
 
@@ -209,7 +209,7 @@ def test_a_bound_that_no_number_within_reach_keeps_is_refused() -> None:
 def test_formats_that_are_followed_stay() -> None:
     for name in KNOWN_FORMATS:
         schema = {"type": "string", "format": name}
-        assert constraining(schema) == schema
+        assert strip_unconstraining(schema) == schema
         assert is_taken(schema)
 
 
@@ -220,7 +220,7 @@ def test_values_and_names_that_look_like_keywords_are_left_alone() -> None:
         "default": {"not": False},
         "properties": {"format": {"type": "string"}, "if": {"const": {"then": True}}, "not": {"type": "integer"}},
     }
-    assert constraining(schema) == schema
+    assert strip_unconstraining(schema) == schema
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_values_and_names_that_look_like_keywords_are_left_alone() -> None:
     [True, None, 5, "x", [], {"format": {}}, {"required": [{}], "dependentRequired": {"a": [{}]}}, {"type": [{}]}],
 )
 def test_what_is_no_schema_raises_nothing(schema: Any) -> None:
-    constraining(schema)
+    strip_unconstraining(schema)
 
 
 VALUES = st.recursive(
@@ -247,4 +247,4 @@ def test_the_same_values_fit(schema: dict[str, Any], other: dict[str, Any], valu
     """Validate with another implementation of JSON Schema, which also has rules that are not enforced here."""
     both = {**schema, **other}
     both = {key: part for key, part in both.items() if key != "dependencies"}  # of older drafts: not in this one
-    assert jsonschema_rs.is_valid(both, value) == jsonschema_rs.is_valid(constraining(both), value)
+    assert jsonschema_rs.is_valid(both, value) == jsonschema_rs.is_valid(strip_unconstraining(both), value)

@@ -204,16 +204,16 @@ def test_heads_are_turned_on_the_way_as_by_operators_of_their_own(
 
     separate, at_once, in_pieces = Pool(shape, [turned]), Pool(shape, [qkv]), Pool(shape, [qkv])
     separate.step([(0, num_tokens)])
-    at_once.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight, 1e-6, mean))
+    at_once.step([(0, num_tokens)], qk_norm_rope=QKNormRope(cos, signed_sin, weight, 1e-6, mean))
     for begin, end in ((0, 7), (7, 8), (8, 131), (131, 132), (132, num_tokens)):
-        turn = QKNormRope(cos[begin:end], signed_sin[begin:end], weight, 1e-6, mean)
-        in_pieces.step([(0, end - begin)], turn=turn)
+        qk_norm_rope = QKNormRope(cos[begin:end], signed_sin[begin:end], weight, 1e-6, mean)
+        in_pieces.step([(0, end - begin)], qk_norm_rope=qk_norm_rope)
     written = separate.storage.clone()
     for fused in (at_once, in_pieces):
         assert torch.equal(fused.storage, written)
         assert torch.equal(fused.results()[0], separate.results()[0])
     at_once.done, at_once.requests = [0], [qkv[:, : shape.num_heads]]  # a layer that reads what this one wrote
     weight_of_q = None if weight is None else weight[: shape.num_heads]
-    at_once.step([(0, num_tokens)], turn=QKNormRope(cos, signed_sin, weight_of_q, 1e-6))
+    at_once.step([(0, num_tokens)], qk_norm_rope=QKNormRope(cos, signed_sin, weight_of_q, 1e-6))
     assert torch.equal(at_once.outputs[0][1], separate.results()[0])
     assert torch.equal(at_once.storage, written)

@@ -67,9 +67,9 @@ def test_fp8_is_stacked_with_its_like_alone() -> None:
         quantize_fp8(weight),
         QuantizedWeight(torch.zeros(4, 128).byte(), torch.ones(4, 1).half(), None, 8, 128, torch.float32),
     )
-    assert fp8.is_like(quantize_fp8(2 * weight))
-    assert not fp8.is_like(int8)
-    stacked = QuantizedWeight.stack([fp8, fp8.of_rows(slice(1, 2))])
+    assert fp8.has_same_format(quantize_fp8(2 * weight))
+    assert not fp8.has_same_format(int8)
+    stacked = QuantizedWeight.stack([fp8, fp8.select_rows(slice(1, 2))])
     assert stacked.is_fp8
     assert torch.equal(stacked.dequantize(), torch.cat([fp8.dequantize(), fp8.dequantize()[1:2]]))
     assert fp8.format != int8.format

@@ -9,7 +9,7 @@ import platform
 import pytest
 import torch
 
-from twostroke.kernels.memory import _MappingCache, _RegionAllocator, empty, large_pages, return_unused, wide
+from twostroke.kernels.memory import _MappingCache, _RegionAllocator, empty, large_pages, return_unused, to_float32
 from twostroke.process_memory import anonymous_bytes
 
 
@@ -80,9 +80,9 @@ def test_wide_is_float(num_rows: int) -> None:
     """32 rows of bfloat16 take 16 MiB, and twice as much in float32."""
     values = empty((num_rows, 1 << 18), torch.bfloat16).copy_(torch.randn(num_rows, 1 << 18))
     for _ in range(2):
-        assert torch.equal(wide(values), values.float())
+        assert torch.equal(to_float32(values), values.float())
     single = values.float()
-    assert wide(single) is single
+    assert to_float32(single) is single
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps no holes, or cannot be told")

@@ -248,7 +248,7 @@ def test_tables_become_numbers_of_8_bits(form: Form) -> None:
     assert plain.format == weight.format.plain
     assert (plain.bits, plain.table) == (8, None)
     assert torch.equal(plain.dequantize(), weight.dequantize())
-    assert not plain.is_like(replace(weight, bits=8))
+    assert not plain.has_same_format(replace(weight, bits=8))
 
 
 def test_quantizing_keeps_the_weight() -> None:

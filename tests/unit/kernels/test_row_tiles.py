@@ -16,7 +16,7 @@ LADDERS = [(1,), (4,), (4, 8, 16, 32, 64), (8, 64, 512), (16,)]
 
 @given(num_rows=st.integers(0, 1500), ladder=st.sampled_from(LADDERS))
 def test_tiles_cover_the_rows_without_much_waste(num_rows: int, ladder: tuple[int, ...]) -> None:
-    tiles = row_tiles.cut(num_rows, ladder)
+    tiles = row_tiles.tile_heights(num_rows, ladder)
     assert set(tiles) <= set(ladder)
     assert sum(tiles) >= num_rows > sum(tiles[:-1]) or not tiles
     waste = sum(tiles) - num_rows
@@ -85,7 +85,7 @@ def test_a_height_that_changes_bits_is_refused() -> None:
         exact = (x.double() @ matrix.double().T).float()
         return exact + 1e-7 if len(x) == 32 else exact
 
-    assert row_tiles.admitted(product, rows, (4, 8, 16, 32, 64)) == (4, 8, 16, 64)
+    assert row_tiles.admitted_heights(product, rows, (4, 8, 16, 32, 64)) == (4, 8, 16, 64)
 
 
 def test_without_a_sound_base_it_goes_row_by_row() -> None:
@@ -95,7 +95,7 @@ def test_without_a_sound_base_it_goes_row_by_row() -> None:
         place = torch.arange(len(x))[:, None] * 1e-6  # a row's result depends on its position
         return (x.double() @ matrix.double().T).float() + place
 
-    heights = row_tiles.admitted(product, rows, (4, 8, 16, 32, 64))
+    heights = row_tiles.admitted_heights(product, rows, (4, 8, 16, 32, 64))
     assert heights == row_tiles.ROW_BY_ROW
     found = row_tiles.in_row_tiles(product, rows[:5], heights)
     assert torch.equal(found, torch.cat([product(row[None]) for row in rows[:5]]))

@@ -99,7 +99,7 @@ def test_rows_in_an_order_of_their_own(file: Files) -> None:
 
 def test_rows_of_several_files(file: Files) -> None:
     first, second = file("Q6_K"), file("Q6_K")
-    parts = [first.stored.of_rows(slice(0, 70)), second.stored.of_rows(slice(70, None))]
+    parts = [first.stored.select_rows(slice(0, 70)), second.stored.select_rows(slice(70, None))]
     together = StoredRows.stack(parts)
     assert together is not None
     found = first.panels(together, None)

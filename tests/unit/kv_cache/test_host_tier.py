@@ -32,10 +32,10 @@ def test_what_is_evicted_leaves_its_content_and_the_oldest_makes_room() -> None:
     tier = HostTier(pool, 2)
     first = fill(pool, 1, 2)
     assert fill(pool, 3, 4) == first
-    assert tier.take(runs=True) == KVMoves(stores=(KVStore(first[0], 0), KVStore(first[1], 1)))
-    assert tier.take(runs=True) is None
+    assert tier.take_moves(runs=True) == KVMoves(stores=(KVStore(first[0], 0), KVStore(first[1], 1)))
+    assert tier.take_moves(runs=True) is None
     tier.load([key(1)])  # 3 is evicted, whose slot held 2; 1 is in use
-    moves = tier.take(runs=True)
+    moves = tier.take_moves(runs=True)
     assert moves == KVMoves(stores=(KVStore(first[0], 1),), loads=(KVLoad(0, first[0], *key(1)),))
     assert [key(name) in tier for name in (1, 2, 3, 4)] == [True, False, True, False]
     assert pool.find(*key(1)) == first[0]
@@ -48,9 +48,9 @@ def test_what_is_in_host_memory_is_not_copied_again() -> None:
     fill(pool, 1)
     fill(pool, 2)
     tier.load([key(1)])
-    assert tier.take(runs=True) is not None
+    assert tier.take_moves(runs=True) is not None
     fill(pool, 2)
-    assert tier.take(runs=True) is None
+    assert tier.take_moves(runs=True) is None
     assert (tier.num_stored, tier.num_loaded, tier.num_used) == (2, 1, 2)
 
 
@@ -59,9 +59,9 @@ def test_slots_that_are_read_are_not_given_on() -> None:
     tier = HostTier(pool, 1)
     fill(pool, 1, 2)
     fill(pool, 3)  # evicts 1
-    tier.take(runs=True)
+    tier.take_moves(runs=True)
     tier.load([key(1)])  # evicts 2, which finds no slot
-    assert tier.take(runs=True) == KVMoves(loads=(KVLoad(0, 1, *key(1)),))
+    assert tier.take_moves(runs=True) == KVMoves(loads=(KVLoad(0, 1, *key(1)),))
     assert key(1) in tier
     assert key(2) not in tier
 
@@ -71,18 +71,18 @@ def test_what_comes_beside_a_pass_is_nobodys_until_it_is_there() -> None:
     tier = HostTier(pool, 2)
     fill(pool, 1, 2)
     fill(pool, 3, 4)
-    tier.take(runs=True)
+    tier.take_moves(runs=True)
     tier.prefetch([key(1)])
     assert pool.num_used == 1
-    moves = tier.take(runs=True)
+    moves = tier.take_moves(runs=True)
     assert moves is not None
     (coming,) = moves.prefetches
     assert tier.held_block_ids == [coming.block_id]
     assert pool.find(*key(1)) is None
-    tier.arrive()
+    tier.cache_prefetched()
     assert pool.find(*key(1)) == coming.block_id
     assert (pool.num_used, tier.held_block_ids) == (0, [])
-    tier.arrive()
+    tier.cache_prefetched()
 
 
 def test_a_step_that_does_not_run_takes_nothing_along() -> None:
@@ -91,11 +91,11 @@ def test_a_step_that_does_not_run_takes_nothing_along() -> None:
     fill(pool, 1, 2)
     fill(pool, 3)
     tier.prefetch([key(1)])
-    assert tier.take(runs=False) is None
+    assert tier.take_moves(runs=False) is None
     assert (pool.num_used, tier.held_block_ids) == (0, [])
-    tier.arrive()
+    tier.cache_prefetched()
     assert pool.find(*key(1)) is None, "it was never filled"
-    assert tier.take(runs=True) == KVMoves(stores=(KVStore(0, 0), KVStore(1, 1)))
+    assert tier.take_moves(runs=True) == KVMoves(stores=(KVStore(0, 0), KVStore(1, 1)))
 
 
 def test_nothing_is_found_once_it_is_forgotten() -> None:
@@ -103,16 +103,16 @@ def test_nothing_is_found_once_it_is_forgotten() -> None:
     tier = HostTier(pool, 3)
     fill(pool, 1, 2)
     fill(pool, 3, 4)
-    tier.take(runs=True)
+    tier.take_moves(runs=True)
     tier.prefetch([key(1)])
-    tier.take(runs=True)
+    tier.take_moves(runs=True)
     tier.load([key(2)])
     assert tier.forget() == 3
     tier.check_invariants()
-    tier.arrive()
+    tier.cache_prefetched()
     assert [key(name) in tier for name in (1, 2, 3)] == [False] * 3
     assert pool.find(*key(1)) is None, "it was on its way"
-    assert tier.take(runs=True) is not None
+    assert tier.take_moves(runs=True) is not None
     tier.check_invariants()
     assert tier.num_used == 0
 

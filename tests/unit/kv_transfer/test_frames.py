@@ -25,7 +25,7 @@ from twostroke.kv_transfer.frames import (
     TransferBroken,
     Valid,
     Waiting,
-    framed,
+    encode_frame,
     receive,
     receive_pieces,
     send_pieces,
@@ -55,25 +55,25 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.mark.parametrize("said", LENDER_SAYS, ids=lambda said: type(said).__name__)
 def test_what_the_lender_says_arrives(said: LenderFrame, ends: tuple[socket.socket, socket.socket]) -> None:
-    ends[0].sendall(framed(said))
+    ends[0].sendall(encode_frame(said))
     assert receive(ends[1], FROM_LENDER) == said
 
 
 @pytest.mark.parametrize("said", BORROWER_SAYS, ids=lambda said: type(said).__name__)
 def test_what_the_borrower_says_arrives(said: BorrowerFrame, ends: tuple[socket.socket, socket.socket]) -> None:
-    ends[0].sendall(framed(said))
+    ends[0].sendall(encode_frame(said))
     assert receive(ends[1], FROM_BORROWER) == said
 
 
 def test_a_frame_may_come_in_bytes(ends: tuple[socket.socket, socket.socket]) -> None:
-    for byte in framed(LENDER_SAYS[2]):
+    for byte in encode_frame(LENDER_SAYS[2]):
         ends[0].send(bytes([byte]))
     assert receive(ends[1], FROM_LENDER) == LENDER_SAYS[2]
 
 
 @pytest.mark.parametrize("said", [*LENDER_SAYS, *BORROWER_SAYS], ids=lambda said: type(said).__name__)
 def test_the_end_of_the_connection_inside_a_frame_is_said(said: LenderFrame | BorrowerFrame) -> None:
-    data = framed(said)
+    data = encode_frame(said)
     for length in range(len(data)):
         here, there = socket.socketpair()
         with here, there:
@@ -103,7 +103,7 @@ def test_garbage_is_refused_or_a_frame(body: bytes) -> None:
 
 
 def test_the_other_sides_words_are_garbage(ends: tuple[socket.socket, socket.socket]) -> None:
-    ends[0].sendall(framed(Copied()))
+    ends[0].sendall(encode_frame(Copied()))
     with pytest.raises(TransferBroken, match="another version"):
         receive(ends[1], FROM_LENDER)
 

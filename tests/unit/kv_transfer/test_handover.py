@@ -87,7 +87,7 @@ def test_another_process_at_the_address_is_told_apart(make_pools: MakePools) -> 
 
 
 def test_an_unknown_lease_is_waited_for_and_refused(make_pools: MakePools, clock: Clock) -> None:
-    lent = make_pools(patience_s=0.01)
+    lent = make_pools(timeout_s=0.01)
     fetched = lent.borrowing().fetch(lent.source(9))
     assert "lease 9 is over, or was never granted here" in fetched.problem
 
@@ -125,7 +125,7 @@ def test_a_lease_that_dies_is_not_believed(make_pools: MakePools) -> None:
     lent.lender.grant(1, NUM_ENTRIES)
     lent.lender.begin_part(1, lent.rows, 3, is_computed=True)
     borrowing.begin(lent.source(1))
-    lent.lender.kill(1, "its request was ended")
+    lent.lender.invalidate(1, "its request was ended")
     assert (
         borrowing.end().problem
     )  # one of two errors: killed before or after the request arrived (test_protocol.py tests each)

@@ -42,7 +42,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @property
     def computing(self) -> list[int]:
-        """Leases for which the engine may call methods other than `kill`."""
+        """Leases for which the engine may call methods other than `invalidate`."""
         found = self.naive.items()
         return [i for i, lease in found if not (lease.is_complete or lease.was_killed or lease.is_reaped)]
 
@@ -100,7 +100,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def kill(self, data: st.DataObject) -> None:
         """Kill a lease at any time, even one that has ended."""
         lease_id, naive = self.draw(data, where=list(self.naive))
-        self.book.kill(lease_id, "killed")
+        self.book.invalidate(lease_id, "killed")
         naive.was_killed = naive.was_killed or not naive.is_reaped
 
     @rule()
@@ -132,10 +132,10 @@ class LeaseMachine(RuleBasedStateMachine):
         """Report progress, which restarts the timeout, except of dead leases."""
         _, naive = self.draw(data, where=self.read)
         lease = naive.readers[0]
-        trouble, expires_s = lease.trouble, lease.expires_s
-        self.book.progress(lease, self.now_s)
-        assert lease.trouble == trouble
-        if trouble:
+        failure, expires_s = lease.failure, lease.expires_s
+        self.book.renew(lease, self.now_s)
+        assert lease.failure == failure
+        if failure:
             assert lease.expires_s == expires_s
         else:
             naive.expires_s = self.now_s + LEASE_S
@@ -145,10 +145,10 @@ class LeaseMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject) -> None:
         """Settle a read: its bytes count only if the lease was valid all the time."""
         _, naive = self.draw(data, where=self.read)
-        trouble = self.book.settle(naive.readers[0])
+        failure = self.book.settle(naive.readers[0])
         if naive.was_killed:
-            assert trouble
-        if not trouble:
+            assert failure
+        if not failure:
             naive.is_returned = True
 
     @precondition(lambda self: self.read)
@@ -190,7 +190,7 @@ class LeaseMachine(RuleBasedStateMachine):
             for reader in naive.readers:
                 assert reader is lease
             if lease is not None:
-                assert bool(lease.trouble) == naive.was_killed
+                assert bool(lease.failure) == naive.was_killed
                 assert lease.num_readers == len(naive.readers)
 
 

@@ -24,7 +24,7 @@ from twostroke.kv_transfer.frames import (
     RemoteMemory,
     Terms,
     Valid,
-    framed,
+    encode_frame,
     receive,
 )
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
@@ -67,7 +67,7 @@ def played(says: list[LenderFrame | Callable[[], object]]) -> tuple[Fetched, Bor
             heard.append(fetch)
             for said in says:
                 if isinstance(said, LenderFrame):
-                    connection.sendall(framed(said))
+                    connection.sendall(encode_frame(said))
                 else:
                     said()
             is_over.wait(60)

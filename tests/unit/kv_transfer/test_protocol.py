@@ -18,6 +18,7 @@ from twostroke.config.layer_spec import KVSpec
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.reference.kv_codec import recode
 from twostroke.kv_transfer.address import Address, connect, listen
+from twostroke.kv_transfer.block_import import BlockReading
 from twostroke.kv_transfer.connection import Connection
 from twostroke.kv_transfer.frames import (
     FROM_BORROWER,
@@ -33,12 +34,11 @@ from twostroke.kv_transfer.frames import (
     TransferBroken,
     Valid,
     Waiting,
-    framed,
+    encode_frame,
     receive,
     receive_exactly,
 )
 from twostroke.kv_transfer.geometry import KVGeometry, layout_facts
-from twostroke.kv_transfer.intake import BlockReading
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
 MakePools = Callable[..., Pools]
@@ -64,7 +64,7 @@ def fetch_of(lent: Pools, **changed: object) -> Fetch:
 def asked(lent: Pools, question: Fetch) -> tuple[Connection, LenderFrame]:
     """Return a connection, and the first answer on it."""
     connection = lent.connect()
-    connection.sendall(framed(question))
+    connection.sendall(encode_frame(question))
     return connection, receive(connection, FROM_LENDER)
 
 
@@ -78,8 +78,8 @@ def test_a_lease_that_dies_after_its_last_byte_is_still_refused(make_pools: Make
         assert bytes(receive_exactly(connection, NUM_BYTES)) == lent.blocks[list(lent.rows[0])].tobytes()
         assert receive(connection, FROM_LENDER) == All(DIGEST)
         assert lent.over.empty()  # a reader holds the lease
-        lent.lender.kill(1, "its blocks were taken")
-        connection.sendall(framed(Copied()))
+        lent.lender.invalidate(1, "its blocks were taken")
+        connection.sendall(encode_frame(Copied()))
         assert receive(connection, FROM_LENDER) == FetchRefused("its blocks were taken")
     assert lent.over.get(timeout=60) == 1
 
@@ -92,7 +92,7 @@ def test_a_reader_is_told_at_once_that_a_lease_dies(make_pools: MakePools) -> No
         lent.lender.begin_part(1, lent.rows, 2, is_computed=True)
         assert receive(connection, FROM_LENDER) == EntriesReady(0, 2, 0, 4, ())
         receive_exactly(connection, 2 * PLAIN.bytes_per_block)
-        lent.lender.kill(1, "its request had to give way to others")
+        lent.lender.invalidate(1, "its request had to give way to others")
         assert receive(connection, FROM_LENDER) == FetchRefused("its request had to give way to others")
 
 
@@ -129,7 +129,7 @@ def test_a_question_that_does_not_fit_is_refused(changed: dict[str, object], sai
 
 
 @pytest.mark.parametrize(
-    "sent", [framed(Copied()), b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x03\x00\x00\x00abc"]
+    "sent", [encode_frame(Copied()), b"\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", b"\x03\x00\x00\x00abc"]
 )
 def test_who_speaks_otherwise_is_hung_up_on(sent: bytes, make_pools: MakePools) -> None:
     lent = make_pools()
@@ -142,7 +142,7 @@ def test_who_speaks_otherwise_is_hung_up_on(sent: bytes, make_pools: MakePools) 
 
 
 def test_a_borrower_that_says_nothing_is_hung_up_on(make_pools: MakePools) -> None:
-    lent = make_pools(patience_s=0.01)
+    lent = make_pools(timeout_s=0.01)
     lent.lend(1)
     with lent.connect() as connection, pytest.raises(TransferBroken, match="closed the connection"):
         receive(connection, FROM_LENDER)
@@ -156,7 +156,7 @@ def test_a_borrower_that_says_nothing_is_hung_up_on(make_pools: MakePools) -> No
     assert lent.lender.num_leases == 1
 
 
-def played(says: list[LenderFrame | bytes], *, patience_s: float = 30, **options: Any) -> tuple[Fetched, Borrowing]:
+def played(says: list[LenderFrame | bytes], *, timeout_s: float = 30, **options: Any) -> tuple[Fetched, Borrowing]:
     """Run our borrower against a lender that sends these frames over TCP and then waits."""
     listener, address = listen(Address(host="127.0.0.1"))
     is_over = threading.Event()
@@ -166,12 +166,12 @@ def played(says: list[LenderFrame | bytes], *, patience_s: float = 30, **options
         with connection, contextlib.suppress(OSError):  # the borrower may hang up in the middle
             receive(connection, FROM_BORROWER)
             for said in says:
-                connection.sendall(said if isinstance(said, bytes) else framed(said))
+                connection.sendall(said if isinstance(said, bytes) else encode_frame(said))
             is_over.wait(60)
 
     lender = threading.Thread(target=lend)
     lender.start()
-    borrowing = Borrowing(PLAIN, GEOMETRY, patience_s=patience_s, **options)
+    borrowing = Borrowing(PLAIN, GEOMETRY, timeout_s=timeout_s, **options)
     with listener:
         fetched = borrowing.fetch(KVSource(address, EPOCH, 1))
         is_over.set()
@@ -271,7 +271,7 @@ def test_a_lender_that_says_all_that_is_due_is_believed() -> None:
 
 @pytest.mark.parametrize("says", [[], [TERMS], [TERMS, EntriesReady(0, 6, 0, 4, ()), HALF], [TERMS, b"\x01"]])
 def test_a_lender_that_falls_silent_is_given_up(says: list[LenderFrame | bytes]) -> None:
-    fetched, _ = played(says, patience_s=0.05)
+    fetched, _ = played(says, timeout_s=0.05)
     assert "has said nothing for 0.05 s" in fetched.problem
 
 
@@ -299,9 +299,9 @@ def test_memory_that_is_not_there_is_not_read(
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
             receive(connection, FROM_BORROWER)
-            terms = framed(Terms(GEOMETRY, num_bytes))
+            terms = encode_frame(Terms(GEOMETRY, num_bytes))
             socket.send_fds(connection, [terms], [shared.fileno()])
-            connection.sendall(framed(EntriesReady(0, NUM_ENTRIES, 0, 4, rows)))
+            connection.sendall(encode_frame(EntriesReady(0, NUM_ENTRIES, 0, 4, rows)))
             is_over.wait(60)
 
     lender = threading.Thread(target=lend)
@@ -323,7 +323,7 @@ def test_memory_of_some_of_its_ranks_is_not_read(tmp_path: Path) -> None:
         with connection, contextlib.suppress(OSError):
             receive(connection, FROM_BORROWER)
             socket.send_fds(
-                connection, [framed(Terms(saying(ranks="2"), 2 * PLAIN.bytes_per_block))], [shared.fileno()]
+                connection, [encode_frame(Terms(saying(ranks="2"), 2 * PLAIN.bytes_per_block))], [shared.fileno()]
             )
             connection.recv(1)
 

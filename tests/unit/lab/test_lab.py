@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from twostroke.errors import ClientError, InvalidParameter, UnknownParameter
-from twostroke.lab.claims import Seen, StoryClaim
+from twostroke.lab.claims import StoryClaim, StoryFigures
 from twostroke.lab.figures import Figures, Measured, Tokens, figures_of, measured, percentile
-from twostroke.lab.lab import ORDER, Lab
+from twostroke.lab.lab import RUN_ORDER, Lab
 from twostroke.lab.settings import SWITCHES, Side
 from twostroke.lab.stories import BY_NAME, STORIES, Story
 from twostroke.lab.workload import MAX_ARRIVALS_S, LabWorkload
@@ -76,12 +76,12 @@ def test_a_claim_is_told_as_it_came(story: Story, claim: StoryClaim) -> None:
 
     def told(share: float) -> tuple[str, str, str]:
         """Return the sentence, and both reasons."""
-        seen = Seen(side(), side(**{claim.figure: share * before}), TOKENS)
+        seen = StoryFigures(side(), side(**{claim.figure: share * before}), TOKENS)
         text = story.tell(seen.a, seen.b, TOKENS)[index].text
         assert text.startswith(f"{claim.what}: {seen['a.' + claim.figure]} and {seen['b.' + claim.figure]}")
         return text, claim.because.format(seen=seen), claim.unless.format(seen=seen)
 
-    as_said, reverse = (told(3.0), told(0.3)) if claim.rises else (told(0.3), told(3.0))
+    as_said, reverse = (told(3.0), told(0.3)) if claim.should_rise else (told(0.3), told(3.0))
     text, because, _ = as_said
     assert text.endswith(f" times as much. {because}")
     text, _, unless = reverse
@@ -121,7 +121,7 @@ def test_tokens_are_compared_over_all_runs() -> None:
 
 
 def test_both_sides_take_turns_in_a_row_that_favours_neither() -> None:
-    places = {name: [place for place, at in enumerate(ORDER) if at == name] for name in "ab"}
+    places = {name: [place for place, at in enumerate(RUN_ORDER) if at == name] for name in "ab"}
     assert len(places["a"]) == len(places["b"]) >= 2
     assert sum(places["a"]) == sum(places["b"])
 

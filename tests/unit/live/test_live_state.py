@@ -305,5 +305,5 @@ def test_nothing_piles_up_for_viewers_who_are_not_there() -> None:
     followed = Followed()
     followed.take(random_load(5))
     (engine,) = followed.state._engines.values()  # pyright: ignore
-    unseen = engine._unseen
+    unseen = engine._changes
     assert [len(kept) for kept in (unseen.requests, unseen.ended, unseen.grown, unseen.gone)] == [0, 0, 0, 0]

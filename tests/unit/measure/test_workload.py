@@ -15,10 +15,10 @@ from twostroke.measure.workload import (
     SyntheticSpec,
     TraceSpec,
     block_content,
-    of_lengths,
-    of_trace,
     synthetic,
     with_arrivals,
+    workload_of_lengths,
+    workload_of_trace,
 )
 from twostroke.simulation.trace import TraceEntry, read_trace
 
@@ -82,14 +82,14 @@ def test_what_cannot_be_drawn_is_refused(bad: dict[str, object]) -> None:
 
 
 def test_given_lengths_and_arrivals() -> None:
-    workload = with_arrivals(of_lengths([(3, 5), (8, 1)]), [0.5, 2.0])
+    workload = with_arrivals(workload_of_lengths([(3, 5), (8, 1)]), [0.5, 2.0])
     assert [(len(r.prompt_token_ids), r.max_tokens, r.arrival_s) for r in workload.requests] == [
         (3, 5, 0.5),
         (8, 1, 2.0),
     ]
     assert workload.max_request_tokens == 9
     assert len(workload.first(1)) == 1
-    assert workload.fitting(8).output_lengths == (5,)
+    assert workload.within_context(8).output_lengths == (5,)
     with pytest.raises(ValueError, match="zip"):
         with_arrivals(workload, [0.0])
 
@@ -103,7 +103,7 @@ TRACE = [
 
 def test_a_scaled_trace_keeps_lengths_and_sharing() -> None:
     spec = TraceSpec(divisor=64)
-    workload = of_trace(TRACE, spec)
+    workload = workload_of_trace(TRACE, spec)
     assert spec.block_size == 8
     assert [len(r.prompt_token_ids) for r in workload.requests] == [18, 16, 9]  # each /64, rounded up
     assert workload.output_lengths == (3, 1, 1)
@@ -111,14 +111,14 @@ def test_a_scaled_trace_keeps_lengths_and_sharing() -> None:
     assert first[:16] == second
     assert first[:8] == third[:8]
     assert first[8] != third[8]
-    assert [r.arrival_s for r in of_trace(TRACE, TraceSpec(time_divisor=2)).requests] == [0.0, 0.75, 1.0]
-    assert of_trace(TRACE, TraceSpec(max_output_tokens=1)).output_lengths == (1, 1, 1)
+    assert [r.arrival_s for r in workload_of_trace(TRACE, TraceSpec(time_divisor=2)).requests] == [0.0, 0.75, 1.0]
+    assert workload_of_trace(TRACE, TraceSpec(max_output_tokens=1)).output_lengths == (1, 1, 1)
 
 
 @pytest.mark.parametrize("divisor", [1, 4, 32, 128, 256])
 def test_blocks_stay_blocks_whatever_the_divisor(divisor: int) -> None:
     spec = TraceSpec(divisor=divisor)
-    for entry, request in zip(TRACE, of_trace(TRACE, spec).requests, strict=True):
+    for entry, request in zip(TRACE, workload_of_trace(TRACE, spec).requests, strict=True):
         assert -(-len(request.prompt_token_ids) // spec.block_size) == len(entry.hash_ids)
 
 

@@ -11,7 +11,7 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 from held_tensors import tensors_of
 from oracle import naive_model
 from oracle.paged_driver import PagedDriver
-from twostroke.communicator.interface import Alone
+from twostroke.communicator.interface import SingleRank
 from twostroke.config.layer_spec import alibi_slopes
 from twostroke.kernels.dispatch import operators_for
 from twostroke.layers.row_split import RowSplit
@@ -28,7 +28,7 @@ def test_slopes_are_transformers(num_heads: int) -> None:
     torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), theirs, rtol=1e-5, atol=0)
 
 
-class OneOfSeveral(Alone):
+class OneOfSeveral(SingleRank):
     """A rank that is never asked to gather."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -67,7 +67,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def kept(model: NamedModel) -> Sequence[str]:
     found = {path.name for path in model.path.parent.glob("*")} if model.path.parent.is_dir() else set[str]()
-    return sorted(found - {f".{model.name}.lock", model.receipt.name})
+    return sorted(found - {f".{model.name}.lock", model.checked_file.name})
 
 
 def test_the_pieces_are_one_file_and_are_fetched_once(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,9 +83,9 @@ def test_half_a_file_in_its_place_is_fetched_again(index: Path) -> None:
     model = named()
     model.path.parent.mkdir(parents=True)
     model.path.write_bytes(WHOLE[:100])
-    assert not model.is_here
+    assert not model.is_downloaded
     assert fetch(model).read_bytes() == WHOLE
-    assert model.is_here
+    assert model.is_downloaded
 
 
 def test_a_damaged_file_of_the_right_size_is_fetched_again(index: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,7 +103,7 @@ def test_a_file_is_read_for_its_hash_only_if_it_changed(
     model = named()
     fetch(model)
     if not has_receipt:  # as one that a user copied here
-        model.receipt.unlink()
+        model.checked_file.unlink()
     shutil.rmtree(index)
     digest = Mock(wraps=hashlib.file_digest)
     monkeypatch.setattr(hashlib, "file_digest", digest)

@@ -145,7 +145,7 @@ def test_scales_of_nvfp4_are_relative_to_one_of_the_whole_tensor(tmp_path: Path)
     files = find_model(str(path))
     source = files.weights(files.config(), None)
     assert isinstance(source, GGUFWeights)
-    numbers, stored = source.read_numbers(EMBEDDING), source.read(EMBEDDING, torch.float32)
+    numbers, stored = source.read_float32(EMBEDDING), source.read(EMBEDDING, torch.float32)
     assert isinstance(stored, QuantizedWeight)
     torch.testing.assert_close(stored.dequantize(), numbers, rtol=1e-3, atol=1e-4 * float(numbers.abs().max()))
     assert source.stored_rows(EMBEDDING) is None

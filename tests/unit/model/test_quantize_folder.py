@@ -49,7 +49,7 @@ def test_the_bits_of_quantizing_on_load(
 
 
 def test_many_files(random_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES_PER_FILE", 20_000)
+    monkeypatch.setattr(module, "MAX_BYTES_PER_FILE", 20_000)
     quantize_folder(str(random_models["llama"]), tmp_path / "out", "int8")
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
     assert scores(str(tmp_path / "out")) == scores(str(random_models["llama"]), quantization="int8")

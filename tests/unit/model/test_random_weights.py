@@ -26,7 +26,7 @@ from twostroke.model import checkpoint
 from twostroke.model.loader import check_weights, multiplied_parts
 from twostroke.model.model_files import find_model, find_model_of
 from twostroke.model.random_weights import RandomWeights
-from twostroke.startup.handover_ends import identity_facts
+from twostroke.startup.handover_setup import identity_facts
 from twostroke.startup.preparation import prepare
 
 CPU = torch.device("cpu")

@@ -84,9 +84,9 @@ def check(model: str, quantization: Quantization | None, monkeypatch: pytest.Mon
     """Load a model with matrices whole and in panels; return the names of those loaded in panels."""
     files = find_model(model)
     config = files.config()
-    monkeypatch.setattr("twostroke.kernels.native.linear._AT_ONCE", 1 << 30)
+    monkeypatch.setattr("twostroke.kernels.native.linear._NUMBERS_PER_CHUNK", 1 << 30)
     whole = logits_of(files.weights(config, quantization), config, quantization)
-    monkeypatch.setattr("twostroke.kernels.native.linear._AT_ONCE", 1)
+    monkeypatch.setattr("twostroke.kernels.native.linear._NUMBERS_PER_CHUNK", 1)
     source = Recorder(files.weights(config, quantization))
     assert torch.equal(logits_of(source, config, quantization), whole)
     return {name for name in multiplied_parts(config) if source.most_rows[name] <= 64}

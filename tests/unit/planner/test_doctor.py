@@ -19,8 +19,8 @@ from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.event_codec import plain
 from twostroke.events import EngineLost, EngineStarted, Event, EventsDropped, RequestArrived, RequestRouted
-from twostroke.measure.from_log import run_of_log
-from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.measure.from_log import run_from_log
+from twostroke.measure.workload import Workload, with_arrivals, workload_of_lengths
 from twostroke.planner import doctor
 from twostroke.planner.constraint import Binding
 from twostroke.planner.doctor import Diagnosis, diagnose, last_run
@@ -34,13 +34,13 @@ from twostroke.scheduler.replay import layout_of
 
 
 def every(seconds: float, lengths: list[tuple[int, int]], seed: int = 0) -> Workload:
-    return with_arrivals(of_lengths(lengths, seed=seed), [seconds * i for i in range(len(lengths))])
+    return with_arrivals(workload_of_lengths(lengths, seed=seed), [seconds * i for i in range(len(lengths))])
 
 
 def naive() -> dict[str, Any]:
     """Static batches, memory for the longest request each: low use, low throughput."""
     return {
-        "workload": of_lengths([(64, 8 + 37 * (i % 9)) for i in range(48)]),
+        "workload": workload_of_lengths([(64, 8 + 37 * (i % 9)) for i in range(48)]),
         "scheduler": SchedulerConfig(batching="static", max_num_seqs=32),
         "cache": CacheConfig(kv_reservation="contiguous", enable_prefix_caching=False),
         "num_blocks": 640,
@@ -50,7 +50,7 @@ def naive() -> dict[str, Any]:
 def little_memory() -> dict[str, Any]:
     """Long answers in little KV memory."""
     return {
-        "workload": of_lengths([(256, 200)] * 40),
+        "workload": workload_of_lengths([(256, 200)] * 40),
         "scheduler": SchedulerConfig(max_num_seqs=32),
         "cache": CacheConfig(enable_prefix_caching=False),
         "num_blocks": 200,
@@ -68,7 +68,7 @@ def whole_prompts() -> dict[str, Any]:
     """Some requests decode, and long prompts are computed in one piece."""
     return {
         "workload": with_arrivals(
-            of_lengths([(16, 400)] * 6 + [(1500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]
+            workload_of_lengths([(16, 400)] * 6 + [(1500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]
         ),
         "scheduler": SchedulerConfig(enable_chunked_prefill=False),
     }
@@ -83,13 +83,13 @@ def prompts_that_wait() -> dict[str, Any]:
     """Whole prompts that fit only into a step without other tokens: they wait until no request decodes."""
     return {
         "workload": with_arrivals(
-            of_lengths([(16, 400)] * 6 + [(500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]
+            workload_of_lengths([(16, 400)] * 6 + [(500, 4)] * 4), [0.0] * 6 + [1.0 + 3.0 * i for i in range(4)]
         ),
         "scheduler": SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=500),
     }
 
 
-def one_at_a_time() -> dict[str, Any]:
+def measurement_lock() -> dict[str, Any]:
     """A single user, who waits for each token."""
     return {"workload": every(3.0, [(32, 100)] * 10)}
 
@@ -99,7 +99,7 @@ def short_outputs() -> dict[str, Any]:
 
     Decodes beside prompts take as long as these.
     """
-    return {"workload": of_lengths([(300, 3)] * 40)}
+    return {"workload": workload_of_lengths([(300, 3)] * 40)}
 
 
 def short_outputs_in_few_slots() -> dict[str, Any]:
@@ -110,14 +110,14 @@ def short_outputs_in_few_slots() -> dict[str, Any]:
 def idle() -> dict[str, Any]:
     """Return two requests at a time; while one decodes, the prompt of the other is computed."""
     arrivals = [30.0 * (i // 2) + 0.5 * (i % 2) for i in range(24)]
-    return {"workload": with_arrivals(of_lengths([(700, 40)] * 24), arrivals)}
+    return {"workload": with_arrivals(workload_of_lengths([(700, 40)] * 24), arrivals)}
 
 
 def idle_in_bursts() -> dict[str, Any]:
     """Return bursts of more requests than slots, with idle time between them: a burst is a queue."""
     arrivals = [30.0 * (i // 12) for i in range(48)]
     return {
-        "workload": with_arrivals(of_lengths([(32, 48)] * 48), arrivals),
+        "workload": with_arrivals(workload_of_lengths([(32, 48)] * 48), arrivals),
         "scheduler": SchedulerConfig(max_num_seqs=4),
     }
 
@@ -129,7 +129,7 @@ def engine_time() -> dict[str, Any]:
 
 def a_handful() -> dict[str, Any]:
     """Too few requests to judge by."""
-    return {"workload": of_lengths([(32, 64)] * 9)}
+    return {"workload": workload_of_lengths([(32, 64)] * 9)}
 
 
 @functools.cache
@@ -201,7 +201,7 @@ def test_a_machine_that_others_use_changes_no_verdict(case: Any, constraint: Bin
 
 
 def test_speculation_for_a_single_user_is_something_to_measure() -> None:
-    found = diagnosis_of(one_at_a_time)
+    found = diagnosis_of(measurement_lock)
     assert (found.constraint, found.levers) == (Binding.BANDWIDTH, ())
     assert [lever.name for lever in found.to_measure] == ["speculation"]
     assert "twostroke calibrate" in found.to_measure[0].measure
@@ -214,8 +214,8 @@ def test_pulling_the_lever_does_what_was_predicted(case: Any) -> None:
     assert lever.before is not None
     assert lever.after is not None
     after = with_settings(before, lever.settings)
-    really = figures(run_of_log(history(**after, noise=0.05)))[lever.metric]
-    was = figures(run_of_log(log_of(case)))[lever.metric]
+    really = figures(run_from_log(history(**after, noise=0.05)))[lever.metric]
+    was = figures(run_from_log(log_of(case)))[lever.metric]
     assert lever.gain > 1.05
     assert (really - was) * (lever.after - lever.before) > 0, "the metric moved the other way"
     predicted = lever.after - lever.before
@@ -230,7 +230,7 @@ def test_background_work_that_waits_is_no_queue() -> None:
 
 
 def test_levers_that_change_answers_come_after_those_that_help_without() -> None:
-    found = diagnose(history(**little_memory() | {"workload": of_lengths([(256, 200)] * 60)}))
+    found = diagnose(history(**little_memory() | {"workload": workload_of_lengths([(256, 200)] * 60)}))
     assert [lever.is_exact for lever in found.levers] == [True, False]
     assert found.levers[1].gain > found.levers[0].gain > 1.05, "eight bits hold twice as much"
 
@@ -246,7 +246,7 @@ def named(found: Diagnosis) -> set[str]:
 
 
 def test_thrash_is_named() -> None:
-    workload = of_lengths([(16, 300)] * 24)
+    workload = workload_of_lengths([(16, 300)] * 24)
     cache = CacheConfig(enable_prefix_caching=False)
     assert "preemption thrash" in named(diagnose(history(workload, cache=cache, num_blocks=130)))
     assert "preemption thrash" not in named(diagnose(history(workload, cache=cache, num_blocks=1000)))
@@ -254,7 +254,10 @@ def test_thrash_is_named() -> None:
 
 def hot_prefix() -> Workload:
     """Many requests have one prefix; in between are prompts that occur once."""
-    hot, cold = of_lengths([(512, 2)], seed=1).requests[0], of_lengths([(900, 2)] * 12, seed=2).requests
+    hot, cold = (
+        workload_of_lengths([(512, 2)], seed=1).requests[0],
+        workload_of_lengths([(900, 2)] * 12, seed=2).requests,
+    )
     requests = [request for one in cold for request in (hot, one)]
     workload = Workload(tuple(requests), {})
     return with_arrivals(workload, [2.0 * i for i in range(len(requests))])
@@ -267,7 +270,7 @@ def test_eviction_of_a_hot_prefix_is_named() -> None:
 
 def test_preempted_requests_that_share_nothing_have_no_hot_prefix() -> None:
     """Their own blocks are evicted and computed again: that is thrash."""
-    found = diagnose(history(of_lengths([(28, 96)] * 16), num_blocks=24, max_model_len=256))
+    found = diagnose(history(workload_of_lengths([(28, 96)] * 16), num_blocks=24, max_model_len=256))
     assert found.signals.num_evicted_hits >= 3
     assert named(found) == {"preemption thrash"}
 
@@ -291,7 +294,7 @@ def test_fragmentation_is_named() -> None:
 
 
 def test_flooding_is_named() -> None:
-    workload = of_lengths([(64, 16)] * 40)
+    workload = workload_of_lengths([(64, 16)] * 40)
     tenants = ["loud"] * 38 + ["quiet"] * 2
     assert "tenant flooding" in named(diagnose(history(workload, tenants=tenants)))
     fair = SchedulerConfig(policy="fair")
@@ -334,7 +337,9 @@ def test_a_dump_with_a_gap_is_predicted_from_what_is_left(case: Any) -> None:
 
 
 def test_a_handful_of_requests_is_no_load() -> None:
-    few, enough = (diagnose(history(of_lengths([(32, 64)] * n), SchedulerConfig(max_num_seqs=2))) for n in (9, 10))
+    few, enough = (
+        diagnose(history(workload_of_lengths([(32, 64)] * n), SchedulerConfig(max_num_seqs=2))) for n in (9, 10)
+    )
     assert (few.constraint, few.levers, few.to_measure) == (Binding.UNKNOWN, (), ())
     assert "9 requests with a token, fewer than the 10 needed" in few.evidence[0]
     assert (enough.constraint, enough.levers[0].name) == (Binding.SLOTS, "twice the slots")
@@ -413,12 +418,12 @@ def test_a_limit_that_is_set_and_broken_gets_only_tighter_ones() -> None:
 def test_only_baselines_that_are_on_are_to_be_left_out(
     scheduler: SchedulerConfig, cache: CacheConfig, flags: str | None
 ) -> None:
-    levers = levers_of(Binding.SLOTS, signals_of(history(of_lengths([(8, 2)]), scheduler, cache)), None)
+    levers = levers_of(Binding.SLOTS, signals_of(history(workload_of_lengths([(8, 2)]), scheduler, cache)), None)
     assert next((lever.flags for lever in levers if lever.flags.startswith("leave out")), None) == flags
 
 
 def test_kv_in_8_bits_is_no_lever_and_no_remedy_where_it_is_on() -> None:
-    case = {"workload": of_lengths([(16, 300)] * 24), "cache": CacheConfig(enable_prefix_caching=False)}
+    case = {"workload": workload_of_lengths([(16, 300)] * 24), "cache": CacheConfig(enable_prefix_caching=False)}
     started, *others = history(**case, num_blocks=130)
     assert isinstance(started, EngineStarted)
     for kv_format, is_offered in (("bf16", True), ("int8", False), ("int4", False), ("fp8", False)):
@@ -431,7 +436,7 @@ def test_kv_in_8_bits_is_no_lever_and_no_remedy_where_it_is_on() -> None:
 
 @pytest.mark.parametrize(("model_bits", "is_named"), [(16.0, True), (32.0, True), (8.5, False), (5.7, False)])
 def test_weights_in_8_bits_are_named_where_they_are_larger(model_bits: float, is_named: bool) -> None:
-    first, *others = log_of(one_at_a_time)
+    first, *others = log_of(measurement_lock)
     assert isinstance(first, EngineStarted)
     found = signals_of([first, *others])
     count = int(8 * found.weight_bytes / model_bits)
@@ -441,7 +446,7 @@ def test_weights_in_8_bits_are_named_where_they_are_larger(model_bits: float, is
 
 
 def test_drafts_and_pools_that_are_on_are_not_named() -> None:
-    first, *others = log_of(one_at_a_time)
+    first, *others = log_of(measurement_lock)
     assert isinstance(first, EngineStarted)
     drafts = signals_of([dataclasses.replace(first, speculation={"method": "ngram"}), *others])
     assert levers_of(Binding.BANDWIDTH, drafts, None) == ()
@@ -470,7 +475,7 @@ def test_what_is_printed_and_what_programs_read() -> None:
     [
         (idle, 0.0, "nothing to do"),
         (short_outputs, 0.0, "nothing to do"),
-        (one_at_a_time, 0.0, "none whose effect can be predicted"),
+        (measurement_lock, 0.0, "none whose effect can be predicted"),
         (engine_time, 0.05, "none whose effect can be predicted"),
         (a_handful, 0.0, "none whose effect can be predicted"),
     ],
@@ -496,10 +501,10 @@ def test_stalls_within_the_limit_that_was_asked_for_are_none(itl_slo: str | floa
 def test_the_example_is_the_request_that_was_hit_most() -> None:
     case = whole_prompts()
     found = diagnose(history(**case))
-    requests = {request.request_id: request for request in run_of_log(history(**case)).requests}
+    requests = {request.request_id: request for request in run_from_log(history(**case)).requests}
     assert max(requests[found.example].times.itl_s) == max(max(r.times.itl_s) for r in requests.values())
     queued = diagnosis_of(few_slots, 0.0)
-    requests = {request.request_id: request for request in run_of_log(log_of(few_slots, 0.0)).requests}
+    requests = {request.request_id: request for request in run_from_log(log_of(few_slots, 0.0)).requests}
     assert requests[queued.example].times.ttft_s == max(r.times.ttft_s for r in requests.values())
 
 
@@ -568,7 +573,7 @@ def test_nothing_to_do_is_not_said_where_something_binds_and_nothing_was_tried(c
 
 
 def test_one_request_is_counted_as_one() -> None:
-    found = diagnose(history(of_lengths([(32, 64)])))
+    found = diagnose(history(workload_of_lengths([(32, 64)])))
     assert printed(found).startswith("1 request, 64 tokens, ")
 
 
@@ -661,7 +666,7 @@ def test_two_processes_that_decode_are_no_engine_to_simulate() -> None:
     signals = signals_of(log.events)
     assert signals.num_steps == signals.num_requests == 24
     signals.waiting_s = {Limit.SEQS: signals.busy_s}
-    _, remark = doctor._tried(levers_of(Binding.SLOTS, signals, None), log.events, None, signals)
+    _, remark = doctor._predict_levers(levers_of(Binding.SLOTS, signals, None), log.events, None, signals)
     assert "is that of an engine in a pool" in remark
 
 
@@ -706,7 +711,7 @@ def long_prompts_and_few_slots() -> dict[str, Any]:
     """Return two long prompts by themselves, whose time to the first token is their own, and queues of short ones."""
     lengths = [(1900, 1)] * 2 + [(16, 10)] * 50
     return {
-        "workload": with_arrivals(of_lengths(lengths), [0.0, 3.0] + [6.0] * 25 + [9.0] * 25),
+        "workload": with_arrivals(workload_of_lengths(lengths), [0.0, 3.0] + [6.0] * 25 + [9.0] * 25),
         "scheduler": SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=128),
     }
 

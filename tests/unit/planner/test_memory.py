@@ -17,7 +17,7 @@ import quantized_folders
 from factories import uniform_layout
 from held_tensors import tensors_of
 from model_folders import SHAPES, write_random_model
-from twostroke.communicator.interface import Alone
+from twostroke.communicator.interface import SingleRank
 from twostroke.config.cache import CacheConfig
 from twostroke.config.engine import EngineConfig
 from twostroke.config.load import Quantization
@@ -313,7 +313,7 @@ def is_packed(tensor: Tensor) -> bool:
     return tensor.dtype is torch.uint8
 
 
-class OneOfSeveral(Alone):
+class OneOfSeveral(SingleRank):
     """Communicator of a rank that is never asked to gather."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -24,7 +24,7 @@ from twostroke.cost.step_model import scaled
 from twostroke.events import Event, RequestArrived
 from twostroke.explain.text import timeline_text
 from twostroke.explain.timeline import timeline_of
-from twostroke.measure.workload import of_lengths, with_arrivals
+from twostroke.measure.workload import with_arrivals, workload_of_lengths
 from twostroke.plain_words import MOST_TIMES, deviation, exact_ms, multiple, significant
 from twostroke.planner import machine
 from twostroke.planner.doctor import diagnose
@@ -83,14 +83,16 @@ def test_the_check_bites(text: str) -> None:
 
 
 LOADS: dict[str, dict[str, Any]] = {
-    "little memory": {"workload": of_lengths([(256, 200)] * 20), "num_blocks": 130},
-    "few slots": {"workload": of_lengths([(32, 64)] * 20), "scheduler": SchedulerConfig(max_num_seqs=4)},
+    "little memory": {"workload": workload_of_lengths([(256, 200)] * 20), "num_blocks": 130},
+    "few slots": {"workload": workload_of_lengths([(32, 64)] * 20), "scheduler": SchedulerConfig(max_num_seqs=4)},
     "long prompts": {
-        "workload": with_arrivals(of_lengths([(16, 200)] * 6 + [(1500, 4)] * 4), [0.0] * 6 + [1.0, 2.0, 3.0, 4.0]),
+        "workload": with_arrivals(
+            workload_of_lengths([(16, 200)] * 6 + [(1500, 4)] * 4), [0.0] * 6 + [1.0, 2.0, 3.0, 4.0]
+        ),
         "scheduler": SchedulerConfig(max_num_batched_tokens=1024),
     },
-    "short outputs": {"workload": of_lengths([(300, 3)] * 20)},
-    "idle": {"workload": with_arrivals(of_lengths([(32, 8)] * 12), [30.0 * i for i in range(12)])},
+    "short outputs": {"workload": workload_of_lengths([(300, 3)] * 20)},
+    "idle": {"workload": with_arrivals(workload_of_lengths([(32, 8)] * 12), [30.0 * i for i in range(12)])},
 }
 
 

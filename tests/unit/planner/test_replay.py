@@ -13,7 +13,7 @@ from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_model import scaled
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, MeasurementBegan
-from twostroke.measure.workload import of_lengths, with_arrivals
+from twostroke.measure.workload import with_arrivals, workload_of_lengths
 from twostroke.planner.back_test import refusal
 from twostroke.planner.replay import figures, measured_steps, replay_log
 from twostroke.planner.show_replay import print_replayed, replayed_json
@@ -26,7 +26,7 @@ FASTER = WhatIf(settings={"request_rate_factor": 2})
 
 @functools.cache
 def log_of(num_requests: int = 16, apart_s: float = 0.1, noise: float = 0.0) -> list[Event]:
-    workload = of_lengths([(32, 24)] * num_requests)
+    workload = workload_of_lengths([(32, 24)] * num_requests)
     arrivals = [apart_s * i for i in range(num_requests)]
     return history(with_arrivals(workload, arrivals), SchedulerConfig(max_num_seqs=4), noise=noise)
 

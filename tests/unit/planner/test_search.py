@@ -20,11 +20,11 @@ from twostroke.cost.calibration import Calibration, Timing
 from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.event_codec import to_json
-from twostroke.measure.workload import of_lengths, with_arrivals
+from twostroke.measure.workload import with_arrivals, workload_of_lengths
 from twostroke.planner import memory, search, trace_replay, worker_kinds
 from twostroke.planner.memory import MemoryPlan, plan_memory
 from twostroke.planner.options import PlanOptions, SearchOptions, TraceOptions
-from twostroke.planner.search import Searched, search_placement
+from twostroke.planner.search import SearchResult, search_placement
 from twostroke.planner.show_search import conclusions, print_search, searched_json
 from twostroke.planner.words import significant
 from twostroke.simulation.settings import WhatIf
@@ -55,7 +55,7 @@ def calibration(threads: int, model: str = "embedded", **given: Any) -> Calibrat
     )
 
 
-def searched(plan: PlanOptions | None = None, load: dict[str, Any] | None = None, **given: Any) -> Searched:
+def searched(plan: PlanOptions | None = None, load: dict[str, Any] | None = None, **given: Any) -> SearchResult:
     config = EngineConfig.from_keywords(**{"model": "embedded", "threads": 1} | (load or {}))
     plan = plan or PlanOptions(memory=1 << 28, link_bytes_per_s=1e9)
     return search_placement(config, plan, SearchOptions(**FEW | given))
@@ -68,7 +68,7 @@ def calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "usable_processors", lambda: 4)
 
 
-def text_of(found: Searched, width: int = 200) -> str:
+def text_of(found: SearchResult, width: int = 200) -> str:
     console = Console(record=True, width=width, file=io.StringIO())
     print_search(found, console)
     return console.export_text()
@@ -334,7 +334,9 @@ def test_ranks_that_leave_nothing_say_why(calibrated: None) -> None:
 
 
 def write_log(path: Path, num_requests: int) -> Path:
-    events = history(with_arrivals(of_lengths([(32, 8)] * num_requests), [0.1 * i for i in range(num_requests)]))
+    events = history(
+        with_arrivals(workload_of_lengths([(32, 8)] * num_requests), [0.1 * i for i in range(num_requests)])
+    )
     path.write_text("".join(f"{to_json(event)}\n" for event in events))
     return path
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.runner.contention import ContentionReading, Meter, one_at_a_time
+from twostroke.runner.contention import ContentionMeter, ContentionReading, measurement_lock
 from twostroke.runner.machine_limits import MachineSeries, best_of_series
 
 
-def meter_of(*readings: ContentionReading, num_threads: int = 2) -> Meter:
+def meter_of(*readings: ContentionReading, num_threads: int = 2) -> ContentionMeter:
     given = iter(readings)
-    return Meter(num_threads, lambda: next(given), num_processors=2, num_usable=2)
+    return ContentionMeter(num_threads, lambda: next(given), num_processors=2, num_usable=2)
 
 
 def after(own_s: float, busy_s: float | None, wall_s: float = 1.0) -> ContentionReading:
@@ -46,7 +46,7 @@ def test_one_busy_core_is_contention_on_a_large_machine() -> None:
     """It can take half of the memory's bandwidth."""
     begin = ContentionReading(100.0, 50.0, 500.0)
     for others_s, is_contended in ((0.4, False), (0.9, True)):
-        meter = Meter(2, num_processors=64, num_usable=64)
+        meter = ContentionMeter(2, num_processors=64, num_usable=64)
         assert meter.was_contended(begin, after(2.0, 2.0 + others_s)) is is_contended
 
 
@@ -141,10 +141,10 @@ def test_workers_do_not_measure_at_the_same_time(tmp_path: Path) -> None:
 
     def measure() -> None:
         is_there.set()
-        with one_at_a_time(tmp_path):
+        with measurement_lock(tmp_path):
             log.append("second begins")
 
-    with one_at_a_time(tmp_path):
+    with measurement_lock(tmp_path):
         worker = threading.Thread(target=measure)
         worker.start()
         assert is_there.wait(10)
@@ -154,10 +154,10 @@ def test_workers_do_not_measure_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
-    with one_at_a_time(tmp_path / "nowhere"):
+    with measurement_lock(tmp_path / "nowhere"):
         pass
 
 
 def test_a_process_that_never_ends_its_measurement_keeps_nobody_from_starting(tmp_path: Path) -> None:
-    with one_at_a_time(tmp_path), one_at_a_time(tmp_path, patience_s=0.05):
+    with measurement_lock(tmp_path), measurement_lock(tmp_path, timeout_s=0.05):
         pass

@@ -95,8 +95,8 @@ def test_the_state_is_a_function_of_the_output() -> None:
 
 def test_looking_ahead_changes_nothing() -> None:
     now = state("ab(c|d)e", "a")
-    behind_drafts = [now.ahead(ids_of("bce")[:n]) for n in range(4)]
-    wrong = now.ahead(ids_of("x"))
+    behind_drafts = [now.after_tokens(ids_of("bce")[:n]) for n in range(4)]
+    wrong = now.after_tokens(ids_of("x"))
     rows = torch.zeros(1, VOCAB_SIZE)
     expected = [*ids_of("bc"), ids_of("e")[0], EOS]
     assert [sample(rows, [s])[0][0] for s in behind_drafts] == expected

@@ -164,7 +164,7 @@ def test_looking_ahead_leaves_the_state_alone() -> None:
     params = SamplingParams(temperature=0, frequency_penalty=1.0)
     state = state_of(naive.NaiveRequest(params, output=[0], bad_words=((1, 1, 1),)), 3)
     logits = torch.tensor([[3.0, 1.5, 0.0]])
-    ahead = state.ahead([0, 1])
+    ahead = state.after_tokens([0, 1])
     assert ahead.position == state.position + 2
     assert Sampler(3).sample(logits, [state]).token_ids.tolist() == [0]  # 2.0, 1.5, 0
     ahead.append(0)

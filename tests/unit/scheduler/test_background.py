@@ -34,7 +34,7 @@ def scheduler_of(num_blocks: int = 4000, *, is_timed: bool = True, **given: obje
 
 
 def served(requests: list[SimulatedRequest], num_blocks: int = 4000, **given: object) -> Run:
-    simulation = Simulation(scheduler_of(num_blocks, **given), LAYERS, MACHINE, block_size=16, names_blocks=False)
+    simulation = Simulation(scheduler_of(num_blocks, **given), LAYERS, MACHINE, block_size=16, hashes_blocks=False)
     return simulation.run(requests)
 
 
@@ -109,7 +109,7 @@ def test_no_step_of_others_is_longer_than_by_the_share(
         return batch
 
     scheduler.schedule = watched  # type: ignore[method-assign, assignment]
-    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, names_blocks=False).run(
+    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, hashes_blocks=False).run(
         [*requests, *background(num_background)]
     )
     assert len(run.requests) == len(arrivals) + num_background

@@ -6,7 +6,7 @@ from hypothesis import given
 from factories import make_arrival
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.request import Request
-from twostroke.scheduler.policy import GIVES_WAY, RequestQueue, make_policy
+from twostroke.scheduler.policy import DELAY_FACTOR, RequestQueue, make_policy
 
 ARRIVALS = st.tuples(st.integers(-3, 3), st.floats(0, 1000))
 
@@ -46,7 +46,7 @@ def test_who_cannot_keep_the_ttft_limit_is_overtaken_within_a_bound(
     is_overtaken = key(make_arrival(num_prompt_tokens=other_length, arrival_time_s=other_time_s), 1) < key(
         make_arrival(num_prompt_tokens=length, arrival_time_s=time_s), 0
     )
-    late_s = GIVES_WAY * length * 1e-3 - limit_s if length * 1e-3 > limit_s else 0.0
+    late_s = DELAY_FACTOR * length * 1e-3 - limit_s if length * 1e-3 > limit_s else 0.0
     if other_time_s > time_s + late_s + 1e-6:
         assert not is_overtaken
     if other_length * 1e-3 <= limit_s and other_time_s < time_s + late_s - 1e-6:

@@ -26,7 +26,7 @@ def served(preset: Preset) -> Run:
     kv = make_kv(20_000, block_size=16, max_model_len=2048, enable_prefix_caching=False)
     scheduler = Scheduler(config, kv, max_model_len=2048, step_times=MACHINE, layers=LAYERS)
     requests = [SimulatedRequest(make_arrival(f"{i}", 1500 if i % 8 == 0 else 30, 80), 80) for i in range(400)]
-    return Simulation(scheduler, LAYERS, MACHINE, block_size=16, names_blocks=False).run(requests)
+    return Simulation(scheduler, LAYERS, MACHINE, block_size=16, hashes_blocks=False).run(requests)
 
 
 def test_the_presets_are_two_points_of_the_same_machine() -> None:

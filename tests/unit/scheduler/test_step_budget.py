@@ -17,7 +17,7 @@ from twostroke.cost.step_model import Curve, StepTimeModel, scaled
 from twostroke.errors import InvalidParameter
 from twostroke.request import Request
 from twostroke.scheduler.scheduler import Scheduler
-from twostroke.scheduler.step_budget import MIN_CHUNK, SPARSEST, Lateness, SloBudget, StepSpread
+from twostroke.scheduler.step_budget import MAX_CHUNK_INTERVAL, MIN_CHUNK, LateShare, SloBudget, StepSpread
 from twostroke.scheduler.step_correction import StepCorrection
 from twostroke.served_run import Run
 from twostroke.simulation.requests import SimulatedRequest
@@ -34,7 +34,7 @@ def served(requests: list[SimulatedRequest], machine: StepTimeModel = MACHINE, *
     """Run the workload with a scheduler that predicts with MACHINE."""
     kv = make_kv(2000, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
     scheduler = Scheduler(SchedulerConfig(**given), kv, max_model_len=LONG, step_times=MACHINE, layers=LAYERS)
-    return Simulation(scheduler, LAYERS, machine, block_size=16, names_blocks=False).run(requests)
+    return Simulation(scheduler, LAYERS, machine, block_size=16, hashes_blocks=False).run(requests)
 
 
 def decodes_and_prompts(num_decodes: int, prompts: list[tuple[int, float]]) -> list[SimulatedRequest]:
@@ -158,7 +158,7 @@ def test_every_request_ends_with_a_limit_for_its_ttft(
     kv = make_kv(num_blocks, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
     config = SchedulerConfig(ttft_slo=ttft_slo, itl_slo=0.1)
     scheduler = Scheduler(config, kv, max_model_len=LONG, step_times=MACHINE, layers=LAYERS)
-    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, names_blocks=False).run(requests)
+    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, hashes_blocks=False).run(requests)
     assert [len(r.times.token_times_s) for r in run.requests] == [5] * len(requests)
     scheduler.check_invariants()
 
@@ -188,7 +188,7 @@ def test_what_the_machine_could_do_at_best_is_enough_to_begin_with() -> None:
     best = served(requests, itl_slo=0.1)
     kv = make_kv(2000, block_size=16, max_model_len=LONG, enable_prefix_caching=False)
     scheduler = Scheduler(SchedulerConfig(itl_slo=0.1), kv, max_model_len=LONG, step_times=floors, layers=LAYERS)
-    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, names_blocks=False).run(requests)
+    run = Simulation(scheduler, LAYERS, MACHINE, block_size=16, hashes_blocks=False).run(requests)
     late = [gap for gap in gaps(run) if gap > 0.1]
     assert len(late) <= 0.01 * len(gaps(run)) + 3, "it has to learn it"
     assert worst_ttft(run) <= 1.15 * worst_ttft(best)
@@ -236,7 +236,7 @@ def late_share(seed: int, itl_slo: float, **noise: float) -> float:
     scheduler = Scheduler(config, kv, max_model_len=LONG, step_times=TIGHT, layers=LAYERS)
     short = [SimulatedRequest(make_arrival(f"d{i}", 16, 700), 700) for i in range(8)]
     long = [SimulatedRequest(make_arrival(f"p{i}", 1024, 2, arrival_time_s=0.3 + 0.4 * i), 2) for i in range(6)]
-    run = Simulation(scheduler, LAYERS, Noisy(seed, **noise), block_size=16, names_blocks=False).run(short + long)
+    run = Simulation(scheduler, LAYERS, Noisy(seed, **noise), block_size=16, hashes_blocks=False).run(short + long)
     found = gaps(run)
     return sum(gap > itl_slo for gap in found) / len(found)
 
@@ -268,7 +268,7 @@ def test_a_short_prompt_that_keeps_the_limit_is_not_spared() -> None:
     """Steps were late, but the limit is far above what this prompt takes: its few tokens are no sign of a tight one."""
     budget = SloBudget(64, MACHINE, LAYERS, itl_slo_s=10.0)
     for _ in range(100):
-        budget._lateness.learn(True)  # pyright: ignore[reportPrivateUsage]
+        budget._late_share.learn(True)  # pyright: ignore[reportPrivateUsage]
     decoding = Request(make_arrival("d", 8, 300))
     decoding.num_computed_tokens = 8
     head = Request(make_arrival("p", 5, 2))
@@ -281,7 +281,7 @@ def test_prompts_are_spared_no_longer_than_a_few_steps() -> None:
     beside = [step for step in run.steps if step.num_decode_tokens and step.end_s < worst_ttft(run) + 0.5]
     carried = [i for i, step in enumerate(beside) if step.num_prefill_tokens]
     distances = [later - earlier for earlier, later in itertools.pairwise(carried)]
-    assert max(distances) == SPARSEST
+    assert max(distances) == MAX_CHUNK_INTERVAL
     assert min(distances) == 1
 
 
@@ -299,7 +299,7 @@ def test_a_spread_is_passed_by_the_share_that_is_asked_for() -> None:
 
 
 def test_lateness_counts_the_latest_steps() -> None:
-    lateness = Lateness()
+    lateness = LateShare()
     for i in range(1000):
         lateness.learn(i % 100 == 0)
     assert lateness.share == pytest.approx(0.01)

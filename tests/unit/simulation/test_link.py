@@ -11,8 +11,8 @@ from twostroke.simulation.link import Link, Transfer
 pieces = st.lists(st.tuples(st.floats(0, 50), st.integers(0, 400)), max_size=6).map(sorted)
 
 
-def transfer(*given: tuple[float, int], giver: str = "p", taker: str = "d") -> Transfer:
-    made = Transfer(giver, taker, is_whole=True)
+def transfer(*given: tuple[float, int], sender: str = "p", receiver: str = "d") -> Transfer:
+    made = Transfer(sender, receiver, has_all_pieces=True)
     made.add(given)
     return made
 
@@ -37,7 +37,7 @@ def test_two_that_begin_at_different_times_share_what_there_is() -> None:
 
 def test_who_meets_nobody_at_either_end_does_not_wait() -> None:
     link = Link(10.0)
-    here, there = transfer((0.0, 100)), transfer((0.0, 100), giver="p1", taker="d1")
+    here, there = transfer((0.0, 100)), transfer((0.0, 100), sender="p1", receiver="d1")
     for one in (here, there):
         link.begin(one, 0.0)
     assert ends(link) == {here: 10.0, there: 10.0}
@@ -54,7 +54,7 @@ def test_nothing_to_send_is_there_as_soon_as_that_is_known() -> None:
     link, empty = Link(10.0), Transfer("p", "d")
     link.begin(empty, 1.0)
     assert link.advance(2.0) == []
-    empty.is_whole = True
+    empty.has_all_pieces = True
     assert link.advance(2.0) == [empty]
 
 

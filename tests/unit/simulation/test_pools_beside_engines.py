@@ -132,7 +132,7 @@ class SecondBySecond(FakePools):
 
 
 def _fails(transfer: FakeTransfer) -> bool:
-    return transfer.is_given_up or (transfer.lease is not None and bool(transfer.lease.trouble))
+    return transfer.is_given_up or (transfer.lease is not None and bool(transfer.lease.failure))
 
 
 class Recorded(PoolSimulation):
@@ -142,9 +142,9 @@ class Recorded(PoolSimulation):
         self.places: dict[str, Place] = {}
         super().__init__(*given)
 
-    def _carry_out(self, outcome: DispatchResult) -> None:
+    def _apply(self, outcome: DispatchResult) -> None:
         self.places |= outcome.placed
-        super()._carry_out(outcome)
+        super()._apply(outcome)
 
 
 @dataclass

@@ -22,14 +22,14 @@ from twostroke.cost.step_model import Curve, StepTimeModel
 from twostroke.engine.event_sinks import read_events
 from twostroke.errors import InvalidParameter
 from twostroke.events import Event, StepScheduled
-from twostroke.measure.workload import Workload, of_lengths, with_arrivals
+from twostroke.measure.workload import Workload, with_arrivals, workload_of_lengths
 from twostroke.planner.replay import figures, replay_log
 from twostroke.request import FinishReason
 from twostroke.served_run import Run
-from twostroke.simulation.requests import SimulatedRequest, recording_of
+from twostroke.simulation.complete import check_complete
+from twostroke.simulation.requests import SimulatedRequest, read_recording
 from twostroke.simulation.settings import WhatIf, rehash_for_block_size
 from twostroke.simulation.simulate import Simulation, simulate
-from twostroke.simulation.whole import check_whole
 
 ARRIVALS = [0.0, 0.0, 0.0, 5.5, 5.5, 9.5, 20.5, 30.5, 31.5, 32.5]
 SECOND = StepTimeModel(layers=Curve((1,), (1.0,)), head=Curve((1,), (0.0,)), pair_s=0.0, seen_s=0.0)
@@ -78,11 +78,11 @@ def test_the_simulated_run_is_the_recorded_one(
     lengths = [(prompt, output) for prompt, output, _ in requests]
     arrivals = sorted(float(arrival) for _, _, arrival in requests)
     # few kinds of tokens, so that some prompts begin alike
-    workload = with_arrivals(of_lengths(lengths, vocab_size=18, seed=seed), arrivals)
+    workload = with_arrivals(workload_of_lengths(lengths, vocab_size=18, seed=seed), arrivals)
     scheduler = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=slots, policy=policy)
     cache = CacheConfig(block_size=4, num_kv_blocks=num_blocks, enable_prefix_caching=caches)
     events = recorded(workload, tmp_path / "log.jsonl", scheduler, cache)
-    recording = recording_of(events)
+    recording = read_recording(events)
     simulated = simulate(recording.started, recording.requests, SECOND)
     measured = replay_log(events, step_times=SECOND).measured
     assert served(simulated) == served(measured)
@@ -92,14 +92,14 @@ def test_the_simulated_run_is_the_recorded_one(
 
 
 def some_log(tmp_path: Path) -> list[Event]:
-    workload = with_arrivals(of_lengths([(30, 12)] * 10), ARRIVALS)
+    workload = with_arrivals(workload_of_lengths([(30, 12)] * 10), ARRIVALS)
     cache = CacheConfig(block_size=4, num_kv_blocks=64)
     return recorded(workload, tmp_path / "log.jsonl", SchedulerConfig(max_num_batched_tokens=16), cache)
 
 
 def test_what_if_predicts_what_an_engine_with_these_settings_does(tmp_path: Path) -> None:
     events = some_log(tmp_path)
-    workload = with_arrivals(of_lengths([(30, 12)] * 10), ARRIVALS)
+    workload = with_arrivals(workload_of_lengths([(30, 12)] * 10), ARRIVALS)
     other = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=2)
     cache = CacheConfig(block_size=4, num_kv_blocks=24)
     what_if = WhatIf.read(["max_num_batched_tokens=8", "max-num-seqs=2", "num_kv_blocks=24"])
@@ -128,12 +128,12 @@ def test_twice_the_rate_and_a_faster_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", range(1, 60, 7))
 def test_a_log_with_a_hole_is_refused(tmp_path: Path, missing: int) -> None:
     events = some_log(tmp_path)
-    check_whole(events)
+    check_complete(events)
     kind = type(events[missing]).__name__
     if kind == "MeasurementBegan":
         pytest.skip("nothing is decided by it")
     with pytest.raises(InvalidParameter, match=r"must hold every event from the engine.s start; it lacks"):
-        check_whole(events[:missing] + events[missing + 1 :])
+        check_complete(events[:missing] + events[missing + 1 :])
 
 
 def test_a_log_that_was_changed_decides_something_else(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from factories import make_layout
 from oracle.naive_trace_cache import NaiveTraceCache
 from tiers import examples
 from traces import conversations, long_documents
-from twostroke.batch import UNTIMED, BlockTableUpdate, Commit, ScheduledBatch, StepDurations
+from twostroke.batch import NOT_TIMED, BlockTableUpdate, Commit, ScheduledBatch, StepDurations
 from twostroke.config.cache import CacheConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.step_cost import Layers
@@ -56,7 +56,7 @@ class WatchedScheduler(Scheduler):
         self.naive.decided(self.batch)
         return self.batch
 
-    def update(self, step: int, commits: Sequence[Commit], seconds: StepDurations = UNTIMED) -> None:
+    def update(self, step: int, commits: Sequence[Commit], seconds: StepDurations = NOT_TIMED) -> None:
         super().update(step, commits, seconds)
         self.naive.committed(self.batch, commits)
 

@@ -25,7 +25,7 @@ from twostroke.speculation.medusa import MedusaProposer
 from twostroke.speculation.proposer import DraftRequest, Drafts
 
 EMBEDDED = Path(twostroke.__file__).parent / "embedded"
-TEXT = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read(self"
+TEXT = "import os\n\n\nclass DraftModelPass:\n  def __init__(self, path):\n  self.path = path\n\n    def read(self"
 NUM_DRAFTS = 3
 
 Round = tuple[list[int], tuple[int, ...]]

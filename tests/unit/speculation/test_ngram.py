@@ -17,7 +17,7 @@ from twostroke.speculation.proposer import DraftRequest
 def looked_up(tokens: list[int], num_drafts: int, *, most: int = 5, fewest: int = 1) -> tuple[int, ...]:
     sampling = SamplingState(SamplingRules.compile(SamplingParams(), 8), NoiseStream(0, 0), tokens)
     request = DraftRequest(0, np.array(tokens, np.int32), num_drafts, sampling, [])
-    ((drafts, _),) = NgramProposer(most=most, fewest=fewest).propose([request])
+    ((drafts, _),) = NgramProposer(max_ngram=most, min_ngram=fewest).propose([request])
     return drafts
 
 

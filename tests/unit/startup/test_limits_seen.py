@@ -13,9 +13,9 @@ from twostroke.cost.step_model import scaled
 from twostroke.events import Event, StepCommitted, StepScheduled
 from twostroke.explain.step import DecidedStep
 from twostroke.live.rows import row_of_step
-from twostroke.measure.workload import of_lengths
+from twostroke.measure.workload import workload_of_lengths
 
-LOAD = of_lengths([(40, 12), (9, 20), (64, 6), (3, 16)])
+LOAD = workload_of_lengths([(40, 12), (9, 20), (64, 6), (3, 16)])
 
 
 def steps_of(events: list[Event]) -> list[tuple[StepScheduled, float]]:
@@ -44,7 +44,7 @@ def test_a_journal_keeps_no_step_that_was_decided_empty() -> None:
         for _ in range(3):
             llm.generate("x", SamplingParams(max_tokens=4))
         journal = llm.engine.engine._journal  # pyright: ignore
-        assert journal._undone == {}
+        assert journal._uncommitted == {}
 
 
 def test_it_is_said_and_not_again_for_a_little_more(caplog: pytest.LogCaptureFixture) -> None:

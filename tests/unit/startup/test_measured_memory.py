@@ -17,7 +17,7 @@ from twostroke import LLM, SamplingParams
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import DoesNotFit, InvalidParameter
 from twostroke.kv_cache import device_memory
-from twostroke.kv_cache.device_memory import LEAST_RESERVE_BYTES, DeviceMemory
+from twostroke.kv_cache.device_memory import MIN_RESERVE_BYTES, DeviceMemory
 from twostroke.runner.largest_steps import StepLimits, largest_steps
 from twostroke.runner.live_bytes import LiveBytes
 from twostroke.runner.memory_probe import MemoryReading
@@ -47,7 +47,7 @@ class CountingProbe:
     held_bytes: int
     others_bytes: int = 0
 
-    def around(self, work: Callable[[], object]) -> MemoryReading:
+    def measure(self, work: Callable[[], object]) -> MemoryReading:
         with LiveBytes() as counted:
             work()
         if self.others_bytes + self.held_bytes + counted.peak > self.total_bytes:
@@ -66,7 +66,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
     def of(total_bytes: int) -> None:
         probe = CountingProbe(total_bytes=total_bytes, held_bytes=2 * MIB, others_bytes=3 * MIB)
-        monkeypatch.setattr(assembly, "probe_of", lambda device: probe)  # pyright: ignore
+        monkeypatch.setattr(assembly, "memory_probe_for", lambda device: probe)  # pyright: ignore
 
     return of
 
@@ -74,7 +74,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 @pytest.fixture
 def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep less memory free, so that small cards and steps, which are fast, show the same as large ones."""
-    monkeypatch.setattr(device_memory, "LEAST_RESERVE_BYTES", MIB)
+    monkeypatch.setattr(device_memory, "MIN_RESERVE_BYTES", MIB)
 
 
 def account_of(startup_lines: tuple[str, ...]) -> dict[str, int]:
@@ -95,7 +95,7 @@ def test_kv_has_what_is_left_to_the_byte(card: Card) -> None:
         )
         assert parts == int(0.9 * 152 * MIB)
         assert account["for the largest step"] > 0
-        assert account["kept in reserve"] >= LEAST_RESERVE_BYTES
+        assert account["kept in reserve"] >= MIN_RESERVE_BYTES
         runner: Any = built.engine._executor._runner  # pyright: ignore
         assert account["for KV"] - runner.kv.layout.bytes_per_block < runner.kv.nbytes <= account["for KV"]
     finally:
@@ -155,7 +155,7 @@ def test_no_step_of_a_real_load_takes_more_than_was_measured(card: Card) -> None
         llm.generate([{"prompt_token_ids": [5, i] * (3 + 14 * i)} for i in range(8)], params)
     measured = account["for the largest step"]
     # torch cuts other numbers of rows into other pieces, some of them larger: that is what the reserve's share is for
-    assert 0 < counted.peak <= measured + account["kept in reserve"] - LEAST_RESERVE_BYTES
+    assert 0 < counted.peak <= measured + account["kept in reserve"] - MIN_RESERVE_BYTES
     assert counted.peak <= 1.05 * measured
 
 
@@ -191,13 +191,13 @@ def test_smaller_steps_are_measured_without_what_the_failed_one_held(monkeypatch
     class Full:
         """Has room for nothing; says whether the tensors of the first try are still there at the second."""
 
-        def around(self, work: Callable[[], object]) -> MemoryReading:
+        def measure(self, work: Callable[[], object]) -> MemoryReading:
             alive_at_next.extend(ref() is not None for ref in held)
             activations = torch.zeros(8)
             held.append(weakref.ref(activations))
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(assembly, "probe_of", lambda device: Full())  # pyright: ignore
+    monkeypatch.setattr(assembly, "memory_probe_for", lambda device: Full())  # pyright: ignore
     with pytest.raises(DoesNotFit):
         build_engine(EngineConfig.from_keywords(**SETTINGS))
     assert len(held) > 1
@@ -234,7 +234,7 @@ def test_ranks_take_as_many_blocks_as_the_poorest_has_room_for(monkeypatch: pyte
     ranks_are_threads(monkeypatch)
     monkeypatch.setattr(  # the first to ask, of both, has the larger card
         assembly,
-        "probe_of",
+        "memory_probe_for",
         lambda device: CountingProbe(total_bytes=next(sizes) * MIB, held_bytes=12 * MIB),  # pyright: ignore
     )
     native = {name: value for name, value in SETTINGS.items() if name != "kernels"}

@@ -168,7 +168,7 @@ def test_tokenizers_that_change_the_text_are_left_to_the_library(change: Any) ->
 
 
 def test_a_long_text_has_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_module, "WHOLE_CHARS", 1000)
+    monkeypatch.setattr(tokenizer_module, "WINDOWED_CHARS", 1000)
     raw = trained(PATTERNS["llama3"])
     raw.add_special_tokens(["<s>"])
     begin = ("<s>", raw.token_to_id("<s>"))

@@ -160,9 +160,9 @@ class ChatParser:
         return self._output.reasoning_tokens.num_tokens
 
     @property
-    def has_half_call(self) -> bool:
+    def has_incomplete_call(self) -> bool:
         """Whether the text ends within a call, which must not be treated as complete."""
-        return self._output.has_half_call
+        return self._output.has_incomplete_call
 
     @property
     def place(self) -> int:

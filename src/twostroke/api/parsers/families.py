@@ -34,7 +34,7 @@ from twostroke.api.parsers.qwen3_coder import read_qwen3_coder_call
 from twostroke.api.parsers.source import Reading, Source, Stops
 from twostroke.api.parsers.tool_choice import Tool, arguments_schema
 from twostroke.errors import InvalidParameter
-from twostroke.grammar.backend import FreeCalls, RequiredCallSyntax
+from twostroke.grammar.backend import OptionalCallSyntax, RequiredCallSyntax
 
 Tools = Mapping[str, Tool]
 """Tools by name."""
@@ -152,7 +152,7 @@ def named_tool(name: str) -> ToolCallFamily:
     return ToolCallFamily((), read, bare="{", has_content=False)
 
 
-def optional_call_syntax(family: ToolCallFamily, names: Sequence[str]) -> FreeCalls:
+def optional_call_syntax(family: ToolCallFamily, names: Sequence[str]) -> OptionalCallSyntax:
     """Return the syntax of optional calls of these functions, for an answer that otherwise has a form."""
     bare = None
     if family.bare == "{":
@@ -162,7 +162,9 @@ def optional_call_syntax(family: ToolCallFamily, names: Sequence[str]) -> FreeCa
     ways = [f"{before} {head}" for before, head in zip(befores, family.heads, strict=False)]
     known = [name for name in names if family.is_name(name)]
     beginning = beginnings.rules(ways, known) if ways and known else ""
-    return FreeCalls(markers=family.markers if beginning else (), markup=family.markup, bare=bare, beginning=beginning)
+    return OptionalCallSyntax(
+        markers=family.markers if beginning else (), markup=family.markup, bare=bare, beginning=beginning
+    )
 
 
 def required_call_syntax(family: ToolCallFamily, tools: Sequence[Tool]) -> RequiredCallSyntax | None:

@@ -176,7 +176,7 @@ class Output:
         """Whether a call came after the last content."""
 
     @property
-    def has_half_call(self) -> bool:
+    def has_incomplete_call(self) -> bool:
         """Whether the last call has begun and its arguments are incomplete."""
         return self._num_tool_calls > 0 and not is_complete_value("".join(self._last_arguments))
 

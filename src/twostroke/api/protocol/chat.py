@@ -29,7 +29,7 @@ from twostroke.api.protocol.fields import (
     refused,
 )
 from twostroke.api.protocol.sampling import ReasoningEffort, SamplingFields
-from twostroke.api.protocol.shapes import AnyObject, LooksLike
+from twostroke.api.protocol.shapes import AnyObject, HasShape
 from twostroke.tokenizer.messages import REASONING_FIELDS, is_media_type
 
 MESSAGES = "messages."
@@ -79,7 +79,7 @@ class MessageShape(msgspec.Struct, gc=False):
     reasoning: str | None = None
 
 
-Messages = list[Annotated[dict[str, Any], LooksLike(MessageShape)]]
+Messages = list[Annotated[dict[str, Any], HasShape(MessageShape)]]
 Conversation = Annotated[Messages, AtMost(MAX_OBJECTS, at_least=1)]
 
 # Includes fields of answers that OpenAI's clients send back, and Anthropic's cache_control.
@@ -131,18 +131,18 @@ def unknown_in_messages(messages: Messages) -> Iterator[str]:
 
 
 def _unknown_in_message(message: Mapping[str, Any]) -> Iterator[str]:
-    yield from _beyond(_MESSAGE, message, MESSAGES)
+    yield from _unknown_keys(_MESSAGE, message, MESSAGES)
     for part in _objects(message.get("content")):
         if not is_media_type(part.get("type")):  # media are refused by name later
-            yield from _beyond(_PART, part, f"{MESSAGES}content.")
+            yield from _unknown_keys(_PART, part, f"{MESSAGES}content.")
     for call in _objects(message.get("tool_calls")):
-        yield from _beyond(_CALL, call, f"{MESSAGES}tool_calls.")
+        yield from _unknown_keys(_CALL, call, f"{MESSAGES}tool_calls.")
         function = call.get("function")
         if isinstance(function, dict):
-            yield from _beyond(_FUNCTION, cast(dict[str, Any], function), f"{MESSAGES}tool_calls.function.")
+            yield from _unknown_keys(_FUNCTION, cast(dict[str, Any], function), f"{MESSAGES}tool_calls.function.")
 
 
-def _beyond(known: set[str], given: Mapping[str, Any], path: str) -> Iterator[str]:
+def _unknown_keys(known: set[str], given: Mapping[str, Any], path: str) -> Iterator[str]:
     if given.keys() <= known:  # fast path for almost all messages
         return iter(())
     return (path + key for key, value in given.items() if key not in known and value is not None)

@@ -7,7 +7,7 @@
 
 Tools and calls that the model's chat template does not render are named in x-unseen-params.
 
-`standings` is the source of docs/api-fields.md and of the tests that check every field against its description.
+`field_treatments` is the source of docs/api-fields.md and of the tests that check every field against its description.
 
 The length of a list or map is checked before its elements, and reading stops at the first wrong element. Otherwise
 pydantic checks every element of a list of the wrong type and keeps an error for each: half a million numbers instead
@@ -40,7 +40,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from twostroke.errors import InvalidParameter, shown
 
 
-class FieldStanding(StrEnum):
+class FieldTreatment(StrEnum):
     """Treatment of a field."""
 
     ACTS = "acts"
@@ -78,14 +78,14 @@ def tier_of(asked: ServiceTier | None, *, uses_priority: bool) -> dict[str, str]
     return {"service_tier": asked if is_served else "default"}
 
 
-class Prioritised(Protocol):
+class HasPriority(Protocol):
     """Request with fields for its priority."""
 
     priority: int | None
     service_tier: ServiceTier | None
 
 
-def priority_of(request: Prioritised, *, uses_priority: bool) -> int:
+def priority_of(request: HasPriority, *, uses_priority: bool) -> int:
     """Return the priority of a request: its own field, or else that of its tier.
 
     Args:
@@ -99,7 +99,7 @@ def priority_of(request: Prioritised, *, uses_priority: bool) -> int:
 
 MAX_UNKNOWN = 64
 """Maximum unknown fields of a request; a request with more is not meant for this API."""
-_STANDING = "x-standing"
+_TREATMENT = "x-standing"
 _NEUTRAL = "x-neutral"
 
 
@@ -156,23 +156,23 @@ def acts(description: str, **limits: Any) -> Any:
 
 def bookkeeping(description: str) -> Any:
     """Return an optional field that is for the client's own records and does not change the answer."""
-    return Field(default=None, description=description, json_schema_extra={_STANDING: FieldStanding.BOOKKEEPING})
+    return Field(default=None, description=description, json_schema_extra={_TREATMENT: FieldTreatment.BOOKKEEPING})
 
 
 def refused(why: str, *neutral: Any) -> Any:
     """Return an unsupported field; None and the `neutral` values have no effect and are accepted."""
-    extra: Any = {_STANDING: FieldStanding.REFUSED, _NEUTRAL: [None, *neutral]}
+    extra: Any = {_TREATMENT: FieldTreatment.REFUSED, _NEUTRAL: [None, *neutral]}
     return Field(default=None, description=why, json_schema_extra=extra)
 
 
-def standings(kind: type[WireObject]) -> Iterator[tuple[str, FieldStanding, str]]:
+def field_treatments(kind: type[WireObject]) -> Iterator[tuple[str, FieldTreatment, str]]:
     """Yield name, treatment and description of each field."""
     for name, field in kind.model_fields.items():
-        yield field.alias or name, _standing(field), field.description or ""
+        yield field.alias or name, _treatment(field), field.description or ""
 
 
-def _standing(field: FieldInfo) -> FieldStanding:
-    return FieldStanding(_extra(field).get(_STANDING, FieldStanding.ACTS))
+def _treatment(field: FieldInfo) -> FieldTreatment:
+    return FieldTreatment(_extra(field).get(_TREATMENT, FieldTreatment.ACTS))
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:
@@ -181,12 +181,14 @@ def _extra(field: FieldInfo) -> dict[str, Any]:
 
 @functools.cache
 def _own_fields(kind: type[WireObject]) -> frozenset[str]:
-    return frozenset(name for name, field in kind.model_fields.items() if _standing(field) is FieldStanding.BOOKKEEPING)
+    return frozenset(
+        name for name, field in kind.model_fields.items() if _treatment(field) is FieldTreatment.BOOKKEEPING
+    )
 
 
 @functools.cache
 def _refused_fields(kind: type[WireObject]) -> Mapping[str, FieldInfo]:
-    return {name: field for name, field in kind.model_fields.items() if _standing(field) is FieldStanding.REFUSED}
+    return {name: field for name, field in kind.model_fields.items() if _treatment(field) is FieldTreatment.REFUSED}
 
 
 def _given(request: WireObject) -> Iterator[tuple[str, Any]]:
@@ -320,8 +322,8 @@ Prompts = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class OrText:
-    """Marker of an object that may be replaced by a string: `Annotated[Part, OrText("text")]`."""
+class AllowsText:
+    """Marker of an object that may be replaced by a string: `Annotated[Part, AllowsText("text")]`."""
 
     type: str
     """Type of the part that a string becomes."""

@@ -10,8 +10,8 @@ from twostroke.api.protocol.fields import (
     MAX_OBJECTS,
     MAX_TOOLS,
     STRICT,
+    AllowsText,
     AtMost,
-    OrText,
     PositiveCount,
     Texts,
     ToolKind,
@@ -65,7 +65,7 @@ class ToolResultBlock(WireObject):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = None
+    content: str | Annotated[list[Annotated[TextBlock, AllowsText("text")]], AtMost(MAX_OBJECTS)] | None = None
     is_error: bool | None = bookkeeping("Chat templates do not render it; the text must say it.")
     cache_control: dict[str, Any] | None = bookkeeping(_CACHE_CONTROL)
 
@@ -79,7 +79,8 @@ class Message(WireObject):
 
     role: Literal["user", "assistant", "system"]
     content: (
-        str | Annotated[list[Annotated[ContentBlock, Field(discriminator="type"), OrText("text")]], AtMost(MAX_OBJECTS)]
+        str
+        | Annotated[list[Annotated[ContentBlock, Field(discriminator="type"), AllowsText("text")]], AtMost(MAX_OBJECTS)]
     )
 
 
@@ -136,7 +137,7 @@ class CountTokensRequest(ConversationFields):
     """Request to count the tokens of a conversation."""
 
     messages: Annotated[list[Message], AtMost(MAX_OBJECTS, at_least=1)] = Field(description="The conversation.")
-    system: str | Annotated[list[Annotated[TextBlock, OrText("text")]], AtMost(MAX_OBJECTS)] | None = acts(
+    system: str | Annotated[list[Annotated[TextBlock, AllowsText("text")]], AtMost(MAX_OBJECTS)] | None = acts(
         "System prompt before the messages."
     )
     tools: Annotated[list[MessagesTool], AtMost(MAX_TOOLS)] | None = acts("Functions that the model may call.")

@@ -10,9 +10,9 @@ from twostroke.api.protocol.fields import (
     MAX_OBJECTS,
     MAX_TOOLS,
     STRICT,
+    AllowsText,
     AtMost,
     FunctionKind,
-    OrText,
     PositiveCount,
     Texts,
     WireObject,
@@ -54,7 +54,9 @@ class InputMessage(WireObject):
     content: (
         str
         | Annotated[
-            list[Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type"), OrText("input_text")]],
+            list[
+                Annotated[InputText | OutputText | RefusalPart, Field(discriminator="type"), AllowsText("input_text")]
+            ],
             AtMost(MAX_OBJECTS),
         ]
     )
@@ -82,7 +84,7 @@ class FunctionCallOutput(WireObject):
     output: (
         str
         | Annotated[
-            list[Annotated[InputText | OutputText, Field(discriminator="type"), OrText("input_text")]],
+            list[Annotated[InputText | OutputText, Field(discriminator="type"), AllowsText("input_text")]],
             AtMost(MAX_OBJECTS),
         ]
         | None

@@ -33,7 +33,7 @@ class StreamOptions(WireObject):
     include_obfuscation: bool | None = bookkeeping("Padding against eavesdroppers; never sent.")
 
     @property
-    def says_usage_along(self) -> bool:
+    def has_usage_in_chunks(self) -> bool:
         """Whether every chunk has the usage so far."""
         return bool(self.include_usage and self.continuous_usage_stats)
 

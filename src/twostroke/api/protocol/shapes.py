@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import msgspec
 
 from twostroke.api.http_errors import HTTPError, nested_too_deeply
-from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECTS, AtMost, OrText, WireObject
+from twostroke.api.protocol.fields import MAX_CONTAINERS, MAX_FIELDS, MAX_OBJECTS, AllowsText, AtMost, WireObject
 
 CHECKED_BYTES = 64 * 1024
 """Size above which bodies are checked before they are parsed."""
@@ -58,8 +58,8 @@ class AnyObject(msgspec.Struct, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class LooksLike:
-    """Marker of an object that is kept as sent but must have a shape: `Annotated[dict[str, Any], LooksLike(Shape)]`."""
+class HasShape:
+    """Marker of an object that is kept as sent but must have a shape: `Annotated[dict[str, Any], HasShape(Shape)]`."""
 
     shape: type[msgspec.Struct]
 
@@ -239,10 +239,10 @@ def _shape_of(hint: Any) -> _Shape:
     """Return the shape of a type annotation of a pydantic model."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        ready = [extra.shape for extra in parts[1:] if isinstance(extra, LooksLike)]
+        ready = [extra.shape for extra in parts[1:] if isinstance(extra, HasShape)]
         if ready:
             return _Shape(objects=frozenset(ready))
-        if any(isinstance(extra, OrText) for extra in parts[1:]):
+        if any(isinstance(extra, AllowsText) for extra in parts[1:]):
             return _shape_of(parts[0]) | _Shape(frozenset((str,)))
         limits = [extra.items for extra in parts[1:] if isinstance(extra, AtMost)]
         return _shape_of(parts[0]).with_limit(limits[0]) if limits else _shape_of(parts[0])

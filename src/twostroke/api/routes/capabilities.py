@@ -12,7 +12,7 @@ from twostroke.api.answering import json_response
 from twostroke.api.context import ServerContext
 from twostroke.api.parsers.chat_parser import REASONING_FAMILIES
 from twostroke.api.parsers.families import TOOL_CALL_FAMILIES
-from twostroke.api.protocol.fields import FieldStanding, standings
+from twostroke.api.protocol.fields import FieldTreatment, field_treatments
 from twostroke.api.protocol.sampling import StructuredOutputsField
 from twostroke.api.reference import ENDPOINTS
 from twostroke.version import __version__
@@ -49,7 +49,7 @@ def _abilities(context: ServerContext) -> dict[str, Any]:
         },
         "inputs": ["text", "tokens"],
         "outputs": ["text", "embeddings"],
-        "structured_outputs": [name for name, _, _ in standings(StructuredOutputsField)],
+        "structured_outputs": [name for name, _, _ in field_treatments(StructuredOutputsField)],
         "tool_calls": {
             "parser": dialect.tool_call_parser,
             "known_parsers": sorted(TOOL_CALL_FAMILIES),
@@ -76,9 +76,9 @@ def _fields(path: str) -> dict[str, Any]:
     kind = ENDPOINTS.get(f"POST {path}")
     if kind is None:
         return {}
-    found = list(standings(kind))
+    found = list(field_treatments(kind))
     return {
-        "supported": sorted(name for name, standing, _ in found if standing is FieldStanding.ACTS),
-        "bookkeeping": sorted(name for name, standing, _ in found if standing is FieldStanding.BOOKKEEPING),
-        "refused": {name: why for name, standing, why in sorted(found) if standing is FieldStanding.REFUSED},
+        "supported": sorted(name for name, standing, _ in found if standing is FieldTreatment.ACTS),
+        "bookkeeping": sorted(name for name, standing, _ in found if standing is FieldTreatment.BOOKKEEPING),
+        "refused": {name: why for name, standing, why in sorted(found) if standing is FieldTreatment.REFUSED},
     }

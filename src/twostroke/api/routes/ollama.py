@@ -13,7 +13,7 @@ from starlette.responses import Response
 from twostroke.api.answering import Call, json_response, respond, respond_whole
 from twostroke.api.calls import checked
 from twostroke.api.context import ServerContext
-from twostroke.api.conversation import in_words
+from twostroke.api.conversation import with_client_names
 from twostroke.api.generation import AnswerHead, input_size, run_in_thread_if_large
 from twostroke.api.ollama import (
     WORDS,
@@ -61,7 +61,7 @@ def ollama_router(context: ServerContext) -> APIRouter:
         body: OllamaChatRequest | OllamaGenerateRequest, kind: type[OllamaChat]
     ) -> tuple[Mapping[str, str], OllamaChat]:
         headers, named = _head(context, body)
-        with in_words(WORDS):
+        with with_client_names(WORDS):
             asked = chat_from_ollama(body, context.engine.facts.max_model_len)
         request = checked(context, asked, WORDS)
         return headers, kind(context.engine, request, context.dialect, named)

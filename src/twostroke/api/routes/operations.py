@@ -182,7 +182,7 @@ def lab_router(context: ServerContext) -> APIRouter:
     @router.get("/lab", responses=_NONE)
     async def offers() -> Response:
         """List the stories, the switches, and the fields of a workload."""
-        return json_response(_lab(context).offers())
+        return json_response(_lab(context).options())
 
     @router.get("/lab/experiment", responses=_NONE)
     async def status() -> Response:

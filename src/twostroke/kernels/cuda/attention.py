@@ -10,8 +10,15 @@ from torch import Tensor
 from twostroke.config.kv_format import KVFormat, hadamard_block, is_quantized, levels_of, slot_bytes
 from twostroke.kernels.cuda import attention_programs as programs
 from twostroke.kernels.cuda import kv_programs
-from twostroke.kernels.cuda.attention_plan import CudaHostPlan, CudaStepPlan, Cut, FixedStepPlan, plan_step, sent
-from twostroke.kernels.cuda.card import processors_of, shared_memory_bytes
+from twostroke.kernels.cuda.attention_plan import (
+    CudaHostPlan,
+    CudaStepPlan,
+    FixedStepPlan,
+    TileSizes,
+    plan_step,
+    send_plan,
+)
+from twostroke.kernels.cuda.card import num_multiprocessors, shared_memory_bytes
 from twostroke.kernels.cuda.jit import launch_options, power_of_two
 from twostroke.kernels.head_order import HeadOrder, Section, plain_order
 from twostroke.kernels.interface import AttentionOperator, FixedSize, GroupShape, QKNormRope, Scoring
@@ -23,7 +30,7 @@ from twostroke.log import get_logger
 
 log = get_logger(__name__)
 
-CUT = Cut()
+TILE_SIZES = TileSizes()
 MAX_HEAD_DIM = 256
 """Largest head whose tile's two states fit into registers; states of larger heads would spill to memory."""
 _STORED: dict[KVFormat, torch.dtype] = {
@@ -46,9 +53,9 @@ class TritonAttention:
 
     def __init__(self, num_heads: int, num_kv_heads: int, device: torch.device) -> None:
         """Take the model's heads; every tile has the same height, so nothing has to be proved."""
-        self._cut = CUT.holding(num_heads // num_kv_heads)
+        self._cut = TILE_SIZES.for_group_size(num_heads // num_kv_heads)
         self._device = device
-        self._num_processors = processors_of(device)
+        self._num_processors = num_multiprocessors(device)
         self._shared_memory = shared_memory_bytes(device)
 
     def kv_order(self, kv_format: KVFormat) -> str:
@@ -84,7 +91,7 @@ class TritonAttention:
         tree_masks: TreeMasks | None = None,
     ) -> CudaStepPlan:
         batch = PlannedBatch.of(shape.window, query_start_loc, seq_lens, block_table, tree_masks)
-        return sent(plan_step(shape, batch, self._cut, self._num_processors), self._device)
+        return send_plan(plan_step(shape, batch, self._cut, self._num_processors), self._device)
 
     def plan_on_host(
         self,
@@ -108,7 +115,7 @@ class TritonAttention:
         plan: CudaStepPlan,
         layer_in_block: int,
         scoring: Scoring,
-        turn: QKNormRope | None = None,
+        qk_norm_rope: QKNormRope | None = None,
     ) -> Tensor:
         shape = plan.shape
         assert qkv.is_contiguous(), qkv.stride()
@@ -117,8 +124,8 @@ class TritonAttention:
         if not plan.num_tokens:
             return out
         memory = _Memory(shape, storage, layer_in_block)
-        if turn is not None or qkv.shape[1] > shape.num_heads:
-            memory.write(qkv, plan, turn)
+        if qk_norm_rope is not None or qkv.shape[1] > shape.num_heads:
+            memory.write(qkv, plan, qk_norm_rope)
         parts = [
             torch.empty(size, dtype=torch.float32, device=qkv.device)
             for size in (plan.num_part_rows * shape.num_heads,) * 2
@@ -202,13 +209,13 @@ class _Memory:
         )
         """Stride of blocks, offset of the layer within a block, and stride of heads, in elements."""
 
-    def write(self, qkv: Tensor, plan: CudaStepPlan, turn: QKNormRope | None) -> None:
-        """Apply norm and rotary embedding to q and k if `turn` is given, and store K and V."""
+    def write(self, qkv: Tensor, plan: CudaStepPlan, qk_norm_rope: QKNormRope | None) -> None:
+        """Apply norm and rotary embedding to q and k if `qk_norm_rope` is given, and store K and V."""
         shape = self._shape
-        first_head = 0 if turn is not None else shape.num_heads
+        first_head = 0 if qk_norm_rope is not None else shape.num_heads
         num_vectors = plan.num_tokens * (qkv.shape[1] - first_head)
         # any tensor takes the place of a missing one
-        cos, signed_sin, weight, eps, mean = QKNormRope(qkv, qkv, None, 0.0) if turn is None else turn
+        cos, signed_sin, weight, eps, mean = QKNormRope(qkv, qkv, None, 0.0) if qk_norm_rope is None else qk_norm_rope
         assert cos.is_contiguous(), cos.stride()
         assert signed_sin.is_contiguous(), signed_sin.stride()
         kv_programs.write_slots[(-(-num_vectors // _VECTORS),)](
@@ -236,7 +243,7 @@ class _Memory:
             BLOCK_SIZE=shape.block_size,
             LEVELS=self.levels,
             STAGES=self.stages,
-            TURNS=turn is not None,
+            HAS_QK_NORM_ROPE=qk_norm_rope is not None,
             HAS_NORM=weight is not None,
             HAS_MEAN=mean is not None,
             **launch_options(qkv.device),
@@ -255,13 +262,16 @@ def attention_operator(
             limit,
         )
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
-    if num_stages(CUT.holding(num_heads // num_kv_heads), head_dim, dtype, shared_memory_bytes(device)) is None:
+    if (
+        num_stages(TILE_SIZES.for_group_size(num_heads // num_kv_heads), head_dim, dtype, shared_memory_bytes(device))
+        is None
+    ):
         log.info("head_dim %d in %s: more shared memory than this card has; using torch's attention", head_dim, dtype)
         return PagedAttention(num_heads, num_kv_heads, head_dim, dtype, device)
     return TritonAttention(num_heads, num_kv_heads, device)
 
 
-def num_stages(cut: Cut, head_dim: int, dtype: torch.dtype, shared_memory: int) -> int | None:
+def num_stages(sizes: TileSizes, head_dim: int, dtype: torch.dtype, shared_memory: int) -> int | None:
     """Return the chunks that `attend` loads ahead, as many as shared memory holds; None if it cannot hold one.
 
     No bit of a result depends on it. The sizes are at least what Triton 3.9 compiles for 8.6 and 9.0.
@@ -274,8 +284,10 @@ def num_stages(cut: Cut, head_dim: int, dtype: torch.dtype, shared_memory: int) 
     3
     """
     row_bytes = _width(head_dim) * dtype.itemsize
-    least = (cut.tile_rows + cut.chunk) * row_bytes + cut.tile_rows * cut.chunk * dtype.itemsize + _BARRIER_BYTES
-    if least + 3 * cut.chunk * row_bytes <= shared_memory:
+    least = (
+        (sizes.tile_rows + sizes.chunk) * row_bytes + sizes.tile_rows * sizes.chunk * dtype.itemsize + _BARRIER_BYTES
+    )
+    if least + 3 * sizes.chunk * row_bytes <= shared_memory:
         return 3
     return 1 if least <= shared_memory else None
 

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TileSizes:
     """Sizes into which products and contexts are cut. The bits of a result depend on them, so they are the same for all
     batches."""
 
@@ -40,7 +40,7 @@ class Cut:
         """Return the queries of a tile."""
         return self.tile_rows // shape.heads_per_kv_head
 
-    def holding(self, group: int) -> Cut:
+    def for_group_size(self, group: int) -> TileSizes:
         """Return the sizes for `group` query heads per KV head; a tile has a row for each of them."""
         return replace(self, tile_rows=max(self.tile_rows, power_of_two(group)))
 
@@ -94,23 +94,23 @@ class _Tiles:
     num_segments: Ints
 
 
-def plan_step(shape: GroupShape, batch: PlannedBatch, cut: Cut, num_processors: int | None) -> CudaHostPlan:
+def plan_step(shape: GroupShape, batch: PlannedBatch, sizes: TileSizes, num_processors: int | None) -> CudaHostPlan:
     """Plan one step of one KV group.
 
     Args:
         shape: the group.
         batch: the step.
-        cut: sizes of the operator.
+        sizes: sizes of the operator.
         num_processors: processors of the card; contexts are split until each has work. None: no context is split.
     """
-    tiles = _tiles(batch, cut.queries_of(shape), cut.segment)
+    tiles = _tiles(batch, sizes.queries_of(shape), sizes.segment)
     items, splits, num_part_rows = _items(tiles, shape, num_processors)
     words, tree_rows = _tree_words(batch)
     tokens, slots = _tokens(shape, batch, tree_rows)
     return CudaHostPlan(shape, items, splits, num_part_rows, tokens, slots, batch.table, words, bool(batch.trees))
 
 
-def sent(host: CudaHostPlan, device: torch.device) -> CudaStepPlan:
+def send_plan(host: CudaHostPlan, device: torch.device) -> CudaStepPlan:
     """Send a plan to the device."""
     arrays = [host.items, host.splits, host.tokens, host.slots, host.table, host.trees]
     tensors = _send([array.astype(np.int32) for array in arrays], device)
@@ -130,10 +130,10 @@ class FixedStepPlan:
     ```
     """
 
-    def __init__(self, shape: GroupShape, size: FixedSize, cut: Cut, device: torch.device) -> None:
+    def __init__(self, shape: GroupShape, size: FixedSize, sizes: TileSizes, device: torch.device) -> None:
         """Make an empty plan."""
         self._size = size
-        num_tiles = min(size.num_tokens, size.num_seqs + size.num_tokens // cut.queries_of(shape))
+        num_tiles = min(size.num_tokens, size.num_seqs + size.num_tokens // sizes.queries_of(shape))
         self._num_items = num_tiles + size.num_part_rows  # a split tile has at most one item per row
         arrays = [_no_items(self._num_items), *_no_tokens(size)]
         self._sizes = [array.size for array in arrays]

@@ -25,7 +25,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @jit
-def folded(m, total, acc, m_next, total_next, acc_next):
+def fold_states(m, total, acc, m_next, total_next, acc_next):
     """Fold the next segment's state into the state of a row.
 
     Multiply-adds are fused where `fma` says so and nowhere else, so that the compiler cannot decide differently here
@@ -39,13 +39,13 @@ def folded(m, total, acc, m_next, total_next, acc_next):
 
 
 @jit
-def with_sinks(m, total, acc, sinks):
+def fold_sinks(m, total, acc, sinks):
     """Fold each head's sink into the states, like a last segment of one key without a value."""
-    return folded(m, total, acc, sinks * LOG2_E, tl.full(total.shape, 1.0, tl.float32), tl.zeros_like(acc))
+    return fold_states(m, total, acc, sinks * LOG2_E, tl.full(total.shape, 1.0, tl.float32), tl.zeros_like(acc))
 
 
 @jit
-def sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES: tl.constexpr):
+def visible_keys(keys, position, oldest, tree_row, own_first, trees, HAS_TREES: tl.constexpr):
     """Return which keys [n] each row sees. [rows, n]
 
     position, oldest: the last and the first key of each row. tree_row: where its bits over the step's own tokens, which
@@ -130,7 +130,8 @@ def attend(
 
     items: int32 [num_items, 8]: sequence, first token, number of queries (0: nothing is written), first segment, number
     of segments, and the row of partial states for the first query (-1: the result is final).
-    tokens: int32 [5, num_tokens]: position, oldest key, tree_row, own_first (see `sees`); the fifth is not read here.
+    tokens: int32 [5, num_tokens]: position, oldest key, tree_row, own_first (see `visible_keys`); the fifth is not read
+        here.
     FLAT: one loop goes over the chunks of all segments, so that loads continue where a segment ends. No bit depends on
     it; it is slower for items of one segment.
     """
@@ -179,7 +180,7 @@ def attend(
             )
             # chunks that every row sees need no mask, and most chunks of a long context are such
             if HAS_TREES or (start < common_first) or (start + CHUNK > common_end):
-                visible = sees(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
+                visible = visible_keys(keys, position, oldest, tree_row, own_first, trees, HAS_TREES)
                 scores = tl.where(visible, scores, float("-inf"))
             highest = tl.maximum(m_seg, tl.max(scores, axis=1))
             keep = tl.exp2(m_seg - highest)
@@ -193,15 +194,15 @@ def attend(
             m_seg = highest
             if FLAT:  # noqa: SIM102  # known to the compiler, unlike what follows
                 if (start + CHUNK) % SEGMENT == 0:
-                    m, total, acc = folded(m, total, acc, m_seg, total_seg, acc_seg)
+                    m, total, acc = fold_states(m, total, acc, m_seg, total_seg, acc_seg)
                     m_seg = tl.full((ROWS,), LOWEST, tl.float32)
                     total_seg = tl.zeros((ROWS,), tl.float32)
                     acc_seg = tl.zeros((ROWS, WIDTH), tl.float32)
-        m, total, acc = folded(m, total, acc, m_seg, total_seg, acc_seg)
+        m, total, acc = fold_states(m, total, acc, m_seg, total_seg, acc_seg)
 
     if part < 0:
         if HAS_SINKS:
-            m, total, acc = with_sinks(m, total, acc, tl.load(sinks + head * GROUP + member))
+            m, total, acc = fold_sinks(m, total, acc, tl.load(sinks + head * GROUP + member))
         result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (ROWS, WIDTH)))
         if LEVELS == 15:
             result = hadamard_back(result, ROWS, WIDTH, STAGES)
@@ -252,9 +253,9 @@ def fold_parts(
         m_next = tl.load(part_m + state, mask=is_real, other=LOWEST)
         total_next = tl.load(part_total + state, mask=is_real, other=0.0)
         acc_next = tl.load(part_acc + state[:, None] * HEAD_DIM + column, mask=is_number, other=0.0)
-        m, total, acc = folded(m, total, acc, m_next, total_next, acc_next)
+        m, total, acc = fold_states(m, total, acc, m_next, total_next, acc_next)
     if HAS_SINKS:
-        m, total, acc = with_sinks(m, total, acc, tl.load(sinks + head, mask=is_real, other=0.0))
+        m, total, acc = fold_sinks(m, total, acc, tl.load(sinks + head, mask=is_real, other=0.0))
     result = tl.div_rn(acc, tl.broadcast_to(tl.where(total == 0.0, 1.0, total)[:, None], (HEADS, WIDTH)))
     if LEVELS == 15:
         result = hadamard_back(result, HEADS, WIDTH, STAGES)

@@ -9,7 +9,7 @@ _SHARED_MEMORY = 232_448
 """Values of an H200, for the interpreter, where there is no card to ask."""
 
 
-def processors_of(device: torch.device) -> int:
+def num_multiprocessors(device: torch.device) -> int:
     """Return the number of streaming multiprocessors, which is the number of programs that run at once."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _NUM_PROCESSORS
 
@@ -21,6 +21,6 @@ def shared_memory_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", _SHARED_MEMORY))
 
 
-def has_copy_engine(device: torch.device) -> bool:
+def has_tma(device: torch.device) -> bool:
     """Return whether the card can copy blocks of a matrix by a descriptor (TMA), which exists since capability 9.0."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from twostroke.kernels.cuda.jit import jit, rounded, through, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, round_trip, rounded, wait_for_inputs
 
 
 @jit
@@ -36,7 +36,7 @@ def norm_rows(
     mean = tl.sum(wide * wide, axis=0) / n
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
     factors = tl.load(weight + (part % PARTS) * n + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = through(wide * scale, weight.dtype.element_ty) * factors
+    normed = round_trip(wide * scale, weight.dtype.element_ty) * factors
     tl.store(out + row * out_stride + part * n + columns, rounded(normed, x.dtype.element_ty), mask=inside)
 
 
@@ -70,8 +70,8 @@ def rotate_rows(
     sin_b = tl.load(signed_sin + angle + half, mask=used, other=0.0).to(tl.float32)
     dtype: tl.constexpr = x.dtype.element_ty
     # each product is rounded before they are added, as torch's operators do
-    tl.store(first, rounded(through(a * cos_a, dtype) + through(b * sin_a, dtype), dtype), mask=inside)
-    tl.store(first + half, rounded(through(b * cos_b, dtype) + through(a * sin_b, dtype), dtype), mask=inside)
+    tl.store(first, rounded(round_trip(a * cos_a, dtype) + round_trip(b * sin_a, dtype), dtype), mask=inside)
+    tl.store(first + half, rounded(round_trip(b * cos_b, dtype) + round_trip(a * sin_b, dtype), dtype), mask=inside)
 
 
 @jit

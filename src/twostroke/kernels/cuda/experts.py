@@ -17,7 +17,7 @@ from twostroke.kernels.cuda.float_linear import RUNS, FloatLinear
 from twostroke.kernels.cuda.jit import launch_options, power_of_two
 from twostroke.kernels.expert_operators import ExpertLinears, GatedExperts, Routing
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
-from twostroke.kernels.reference import experts as one_by_one
+from twostroke.kernels.reference import experts as sequential_experts
 from twostroke.kernels.reference.experts import biases_of
 
 _ADDED_AT_ONCE = 256
@@ -80,7 +80,7 @@ class GroupedProducts:
 class TritonGatedExperts:
     """Gated products of experts in one launch."""
 
-    reads_counts = False
+    syncs_expert_counts = False
 
     def __init__(self, products: GroupedProducts, activation: Activation) -> None:
         """Take the products with gate above up."""
@@ -94,7 +94,7 @@ class TritonGatedExperts:
 class TritonExpertLinears:
     """Down projections of experts in one launch."""
 
-    reads_counts = False
+    syncs_expert_counts = False
 
     def __init__(self, products: GroupedProducts) -> None:
         self._products = products
@@ -132,14 +132,14 @@ def pack_gated_experts(
     grouped = _grouped(experts, biases)
     if grouped is not None:
         return TritonGatedExperts(grouped, activation)
-    return one_by_one.SequentialGatedExperts([_gated(one, activation) for one in experts])
+    return sequential_experts.SequentialGatedExperts([_gated(one, activation) for one in experts])
 
 
 def pack_expert_linears(pack: PackLinear, weights: Sequence[Weight], biases: Tensor | None) -> ExpertLinears:
     """Return experts computed in one launch where their weights are floats, and one by one otherwise."""
     experts = [pack(*one) for one in zip(weights, biases_of(biases, weights), strict=True)]
     grouped = _grouped(experts, biases)
-    return one_by_one.SequentialExpertLinears(experts) if grouped is None else TritonExpertLinears(grouped)
+    return sequential_experts.SequentialExpertLinears(experts) if grouped is None else TritonExpertLinears(grouped)
 
 
 def _grouped(experts: Sequence[Linear], biases: Tensor | None) -> GroupedProducts | None:

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.kernels.cuda import float_programs, linear_programs
-from twostroke.kernels.cuda.card import has_copy_engine, processors_of, shared_memory_bytes
-from twostroke.kernels.cuda.jit import described, launch_options
+from twostroke.kernels.cuda.card import has_tma, num_multiprocessors, shared_memory_bytes
+from twostroke.kernels.cuda.jit import as_tensor_descriptor, launch_options
 from twostroke.kernels.quantized_weight import QuantizedWeight
-from twostroke.kernels.reference.row_tiles import fingerprint, remember
+from twostroke.kernels.reference.row_tiles import fingerprint, prove_once
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _SPAN_BYTES = 128
@@ -52,10 +52,10 @@ LOW: Final = Tile(64, 64, 4, 4)
 9.0. Most of them are padding in a decode, which costs nothing, since a decode waits for the weights."""
 HIGH: Final = Tile(128, 128, 8, 4)
 """Tile for many rows."""
-DESCRIBED: Final = Tile(128, 128, 8, 3)
+TMA_TILE: Final = Tile(128, 128, 8, 3)
 """Tile for many rows where the card has a copy engine, with spans of 256 bytes. More outputs spill registers: 128 x 256
 took 875 us for a weight of 24,576 x 4,096 and 2,048 rows on an H200, instead of 656."""
-_DESCRIBED_SPAN = 128
+_TMA_SPAN = 128
 """Inputs that DESCRIBED reads at once, of types of 2 bytes."""
 _ALIGNED_BYTES = 16
 """Bytes that a row's length must be a multiple of for the copy engine."""
@@ -68,20 +68,20 @@ class FloatLinear:
 
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
         """Take weight [N, K] and bias [N]; a quantized weight is dequantized."""
-        weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
+        weight = weight.all_rows() if isinstance(weight, StreamedWeight) else weight
         # a copy, because a mapped file's memory would change with the file
         self.weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.bias = bias
         self._num_channels, self._num_inputs = self.weight.shape
         self.span = _SPAN_BYTES // self.weight.dtype.itemsize
-        self._num_processors = processors_of(self.weight.device)
+        self._num_processors = num_multiprocessors(self.weight.device)
         self._high = _fitting(HIGH, shared_memory_bytes(self.weight.device))
         run_inputs = -(-self._num_inputs // (self.span * RUNS)) * self.span
         self._uses_tma = (
-            has_copy_engine(self.weight.device)
+            has_tma(self.weight.device)
             and self.weight.dtype.itemsize == 2
             and self._num_inputs * self.weight.dtype.itemsize % _ALIGNED_BYTES == 0
-            and run_inputs % _DESCRIBED_SPAN == 0
+            and run_inputs % _TMA_SPAN == 0
         )
         self._high_tile_is_proven = HIGH.height in self._proven_heights()
 
@@ -116,7 +116,7 @@ class FloatLinear:
             return (LOW.height, HIGH.height) if sound else (LOW.height,)
 
         name = f"linear {self._num_inputs} -> {self._num_channels} {str(self.weight.dtype).removeprefix('torch.')}"
-        return remember(key, prove, name)
+        return prove_once(key, prove, name)
 
     def _multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
         num_rows, n = len(x), self._num_channels
@@ -141,26 +141,26 @@ class FloatLinear:
         added = x if residual is None else residual
         num_spans = -(-self._num_inputs // self.span)
         if tile is self._high and not apart and self._uses_tma and _is_aligned(x):
-            programs = DESCRIBED.count(num_rows, n)
-            float_programs.multiply_described[(programs,)](
-                described(x, (DESCRIBED.height, _DESCRIBED_SPAN)),
-                described(self.weight, (DESCRIBED.channels, _DESCRIBED_SPAN)),
+            programs = TMA_TILE.count(num_rows, n)
+            float_programs.multiply_by_tma[(programs,)](
+                as_tensor_descriptor(x, (TMA_TILE.height, _TMA_SPAN)),
+                as_tensor_descriptor(self.weight, (TMA_TILE.channels, _TMA_SPAN)),
                 bias,
                 added,
                 y,
                 num_rows,
                 n,
                 self._num_inputs,
-                -(-num_spans // RUNS) * self.span // _DESCRIBED_SPAN,
+                -(-num_spans // RUNS) * self.span // _TMA_SPAN,
                 residual_stride,
-                HEIGHT=DESCRIBED.height,
-                CHANNELS=DESCRIBED.channels,
-                SPAN=_DESCRIBED_SPAN,
+                HEIGHT=TMA_TILE.height,
+                CHANNELS=TMA_TILE.channels,
+                SPAN=_TMA_SPAN,
                 BAND=_BAND,
                 HAS_BIAS=self.bias is not None,
                 HAS_RESIDUAL=not no_residual,
-                num_warps=DESCRIBED.num_warps,
-                num_stages=DESCRIBED.num_stages,
+                num_warps=TMA_TILE.num_warps,
+                num_stages=TMA_TILE.num_stages,
                 **launch_options(x.device),
             )
             return y

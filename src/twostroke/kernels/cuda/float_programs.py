@@ -115,7 +115,7 @@ def multiply_floats(
 
 
 @jit_unspecialized("num_rows")
-def multiply_described(
+def multiply_by_tma(
     x,
     weight,
     bias,

@@ -72,10 +72,12 @@ def launch_options(device: torch.device) -> dict[str, Any]:
     Where the card supports it, such a kernel starts while the previous one still runs (programmatic dependent
     launch).
     """
-    return NO_FP_FUSION | chained(device.type == "cuda" and torch.cuda.get_device_capability(device) >= _OVERLAPPING)
+    return NO_FP_FUSION | pdl_options(
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= _OVERLAPPING
+    )
 
 
-def chained(overlaps: bool) -> dict[str, Any]:
+def pdl_options(overlaps: bool) -> dict[str, Any]:
     """Return the part of `launch_options` that depends on the card.
 
     >>> chained(True)
@@ -84,7 +86,7 @@ def chained(overlaps: bool) -> dict[str, Any]:
     return {"OVERLAPS": overlaps, "launch_pdl": overlaps}
 
 
-def described(matrix: Tensor, block: tuple[int, int]) -> Any:
+def as_tensor_descriptor(matrix: Tensor, block: tuple[int, int]) -> Any:
     """Return a descriptor by which the card's copy engine reads a matrix in blocks."""
     return TensorDescriptor(matrix, list(matrix.shape), [matrix.stride(0), 1], list(block))
 
@@ -109,7 +111,7 @@ def rounded(x, dtype: tl.constexpr):
 
 
 @jit
-def through(x, dtype: tl.constexpr):
+def round_trip(x, dtype: tl.constexpr):
     """Round float32 to `dtype` and convert back."""
     return rounded(x, dtype).to(tl.float32)
 

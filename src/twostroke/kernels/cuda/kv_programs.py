@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.fp8 import from_e4m3, to_e4m3
-from twostroke.kernels.cuda.jit import jit, jit_unspecialized, rounded, through, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized, round_trip, rounded, wait_for_inputs
 
 LARGEST_HALF = tl.constexpr(65504.0)
 ROUNDER = tl.constexpr(8388608.0)
@@ -71,7 +71,7 @@ def quantized(x, inside, LEVELS: tl.constexpr):
 
 
 @jit
-def turned(
+def norm_and_rotate(
     a,
     b,
     norm_weight,
@@ -97,17 +97,19 @@ def turned(
         scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None]
         of_head = norm_weight + (head * HEAD_DIM)[:, None] + column[None, :]
         wide: tl.constexpr = norm_weight.dtype.element_ty
-        a = through(through(a * scale, wide) * tl.load(of_head, mask=inside, other=0.0).to(tl.float32), dtype)
-        b = through(through(b * scale, wide) * tl.load(of_head + half, mask=inside, other=0.0).to(tl.float32), dtype)
+        a = round_trip(round_trip(a * scale, wide) * tl.load(of_head, mask=inside, other=0.0).to(tl.float32), dtype)
+        b = round_trip(
+            round_trip(b * scale, wide) * tl.load(of_head + half, mask=inside, other=0.0).to(tl.float32), dtype
+        )
     angle = (token * HEAD_DIM)[:, None] + column[None, :]
     cos_a = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     cos_b = tl.load(cos + angle + half, mask=inside, other=0.0).to(tl.float32)
     sin_a = tl.load(signed_sin + angle, mask=inside, other=0.0).to(tl.float32)
     sin_b = tl.load(signed_sin + angle + half, mask=inside, other=0.0).to(tl.float32)
     # each product is rounded before they are added, as torch's operators do
-    turned_a = through(through(a * cos_a, dtype) + through(b * sin_a, dtype), dtype)
-    turned_b = through(through(b * cos_b, dtype) + through(a * sin_b, dtype), dtype)
-    return turned_a, turned_b
+    rotated_a = round_trip(round_trip(a * cos_a, dtype) + round_trip(b * sin_a, dtype), dtype)
+    rotated_b = round_trip(round_trip(b * cos_b, dtype) + round_trip(a * sin_b, dtype), dtype)
+    return rotated_a, rotated_b
 
 
 @jit_unspecialized("token_blocks", "token_offsets", "token_unused", "num_vectors")
@@ -138,7 +140,7 @@ def write_slots(
     BLOCK_SIZE: tl.constexpr,
     LEVELS: tl.constexpr,
     STAGES: tl.constexpr,
-    TURNS: tl.constexpr,
+    HAS_QK_NORM_ROPE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_MEAN: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -147,9 +149,9 @@ def write_slots(
     vectors).
 
     Vectors are counted through the tokens. Each token has the heads of q, then of k, then of v, or those of q alone
-    (token_heads in all), from first_head on. With TURNS those of q and k are normed (HAS_NORM) and rotated on the way,
-    and k is reduced by its mean (HAS_MEAN): first_head is 0 then, and q is written back in place. A thread has the same
-    place of both halves of a head, since each half needs the other's old value.
+    (token_heads in all), from first_head on. With HAS_QK_NORM_ROPE those of q and k are normed (HAS_NORM) and rotated
+    on the way, and k is reduced by its mean (HAS_MEAN): first_head is 0 then, and q is written back in place. A thread
+    has the same place of both halves of a head, since each half needs the other's old value.
 
     Strides and the offset count elements of `values`: bytes where LEVELS is not 0 and K and V are quantized, and then
     `halves` is the same memory in float16; bytes without LEVELS are fp8. HALF_WIDTH is half of HEAD_DIM, rounded up to
@@ -165,20 +167,20 @@ def write_slots(
     inside = is_vector[:, None] & (column < half)[None, :]
     a = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
-    if TURNS:
-        is_turned = head < num_query_heads + num_kv_heads
-        of_turned = inside & is_turned[:, None]
-        turned_a, turned_b = turned(
-            a, b, norm_weight, cos, signed_sin, token, head, column, of_turned, eps, HEAD_DIM, HAS_NORM,
+    if HAS_QK_NORM_ROPE:
+        is_qk = head < num_query_heads + num_kv_heads
+        inside_qk = inside & is_qk[:, None]
+        rotated_a, rotated_b = norm_and_rotate(
+            a, b, norm_weight, cos, signed_sin, token, head, column, inside_qk, eps, HEAD_DIM, HAS_NORM,
             qkv.dtype.element_ty,
         )  # fmt: skip
-        a, b = tl.where(is_turned[:, None], turned_a, a), tl.where(is_turned[:, None], turned_b, b)
+        a, b = tl.where(is_qk[:, None], rotated_a, a), tl.where(is_qk[:, None], rotated_b, b)
         if HAS_MEAN:
-            of_key = of_turned & (head >= num_query_heads)[:, None]
+            of_key = inside_qk & (head >= num_query_heads)[:, None]
             mean_at = key_mean + ((head - num_query_heads) * HEAD_DIM)[:, None] + column[None, :]
             mean_a = tl.load(mean_at, mask=of_key, other=0.0).to(tl.float32)
             mean_b = tl.load(mean_at + half, mask=of_key, other=0.0).to(tl.float32)
-            a, b = through(a - mean_a, qkv.dtype.element_ty), through(b - mean_b, qkv.dtype.element_ty)
+            a, b = round_trip(a - mean_a, qkv.dtype.element_ty), round_trip(b - mean_b, qkv.dtype.element_ty)
         of_query = inside & (head < num_query_heads)[:, None]
         tl.store(at, rounded(a, qkv.dtype.element_ty), mask=of_query)
         tl.store(at + half, rounded(b, qkv.dtype.element_ty), mask=of_query)

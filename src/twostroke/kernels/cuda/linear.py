@@ -14,7 +14,7 @@ from twostroke.kernels.cuda.sizes import SPAN, row_bytes
 from twostroke.kernels.interface import GatedLinear, Linear
 from twostroke.kernels.quantized_weight import QuantizedWeight
 from twostroke.kernels.reference.linear import PlainLinear
-from twostroke.kernels.reference.row_tiles import remember
+from twostroke.kernels.reference.row_tiles import prove_once
 from twostroke.kernels.streamed_weight import Matrix, StreamedWeight
 
 _RUNS = 4
@@ -23,7 +23,7 @@ _CHANNELS = 64
 _LOW, _HIGH = 64, 128
 """Rows of a tile: for a few rows, and for many where it was proved to give the same bits. Heights below 64 use another
 instruction on cards of capability 9.0, which sums in another order."""
-_AT_ONCE = 1 << 22
+_NUMBERS_PER_CHUNK = 1 << 22
 """Numbers of a streamed weight that are packed together."""
 
 
@@ -41,7 +41,9 @@ class QuantizedLinear:
         self.scales = torch.empty(self._num_channels, num_groups, dtype=torch.float16, device=device)
         self.mins = None if first.mins is None else torch.empty_like(self.scales)
         self.order = None if first.order is None else first.order.to(torch.int32)
-        step = max(1, _AT_ONCE // self._num_inputs) if isinstance(weight, StreamedWeight) else self._num_channels
+        step = (
+            max(1, _NUMBERS_PER_CHUNK // self._num_inputs) if isinstance(weight, StreamedWeight) else self._num_channels
+        )
         for begin in range(0, self._num_channels, step):
             rows = slice(begin, min(begin + step, self._num_channels))
             found = weight.rows(rows.start, rows.stop) if isinstance(weight, StreamedWeight) else weight
@@ -97,7 +99,7 @@ class QuantizedLinear:
 
         form = "fp8" if self._format.is_fp8 else f"{self._format.bits} bits"
         name = f"linear {self._num_inputs} -> {self._num_channels} of {form}"
-        return remember(("triton", *of_weight), prove, name)
+        return prove_once(("triton", *of_weight), prove, name)
 
     def _multiply(self, x: Tensor, residual: Tensor | None) -> Tensor:
         num_rows = len(x)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from twostroke.kernels.cuda.fp8 import from_e4m3
-from twostroke.kernels.cuda.jit import jit, jit_unspecialized, product, rounded, through, wait_for_inputs
+from twostroke.kernels.cuda.jit import jit, jit_unspecialized, product, round_trip, rounded, wait_for_inputs
 
 HALF_SPAN = tl.constexpr(64)
 
@@ -38,7 +38,7 @@ def finished(
         total += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         before = tl.load(residual + row.to(tl.int64) * residual_stride + channel, mask=mask, other=0.0).to(tl.float32)
-        total = before + through(total, dtype)
+        total = before + round_trip(total, dtype)
     return rounded(total, dtype)
 
 

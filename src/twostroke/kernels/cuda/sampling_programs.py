@@ -42,7 +42,7 @@ def scaled_logits(logits, token, vocab_size, peak, temperature):
 
 
 @jit
-def entered(best, second, winner, scores, token):
+def update_best_two(best, second, winner, scores, token):
     """Update the two best scores and the token of the best with more tokens [n]; of equal scores the first is best."""
     highest = tl.max(scores, axis=0)
     first = tl.min(tl.where(scores == highest, token, 0x7FFFFFFFFFFFFFFF), axis=0)
@@ -170,6 +170,6 @@ def draw_filtered(
         rank = num_before + tl.cumsum(is_at_limit.to(tl.int64), axis=0)  # from 1
         is_kept = (distance < limit) | (is_at_limit & (rank <= num_at_limit))
         scores = tl.where(is_kept, scaled.to(tl.float64) + noise_of(key, token), float("-inf"))
-        best, second, winner = entered(best, second, winner, scores, token)
+        best, second, winner = update_best_two(best, second, winner, scores, token)
         num_before += tl.sum(is_at_limit.to(tl.int64), axis=0)
     tl.store(out + row, tl.where(is_clear & (best > second + SLACK), winner, -1))

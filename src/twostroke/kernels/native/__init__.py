@@ -54,7 +54,7 @@ def levels() -> tuple[str, ...]:
 
 
 def block_types() -> tuple[str, ...]:
-    """Return ggml's types whose blocks `ggml_blocks.take_apart` reads; empty if the module was not built."""
+    """Return ggml's types whose blocks `ggml_blocks.unpack_blocks` reads; empty if the module was not built."""
     module = _module()
     return () if module is None else tuple(module.ggml_types())
 
@@ -101,7 +101,7 @@ def operators(level: str | None = None, activation_quantization: ActivationQuant
         rotate_heads_=elementwise.rotate_heads_,
         attention=partial(attention.attention_operator, kernels),
         pin_threads=extension.pin_threads if sys.platform == "linux" else None,
-        whole_layer=partial(layer.whole_layer, kernels),
+        fused_layer=partial(layer.fused_layer, kernels),
         read_stream=extension.read_stream,
         argmax=partial(sampling.argmax, kernels),
         gumbel_argmax=partial(sampling.gumbel_argmax, kernels),

@@ -142,7 +142,7 @@ class NativeAttention:
         plan: NativeStepPlan,
         layer_in_block: int,
         scoring: Scoring,
-        turn: QKNormRope | None = None,
+        qk_norm_rope: QKNormRope | None = None,
     ) -> Tensor:
         assert qkv.is_contiguous(), qkv.stride()
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
@@ -159,7 +159,7 @@ class NativeAttention:
             scoring.cap or 0.0,
             address(scoring.sinks),
             address(scoring.slopes),
-            *(_NO_QK_NORM_ROPE if turn is None else _addresses(turn)),
+            *(_NO_QK_NORM_ROPE if qk_norm_rope is None else _addresses(qk_norm_rope)),
         )
         return out
 
@@ -167,9 +167,9 @@ class NativeAttention:
 _NO_QK_NORM_ROPE = (0, 0, 0, 0.0, 0, 0)
 
 
-def _addresses(turn: QKNormRope) -> tuple[int, int, int, float, int, int]:
+def _addresses(qk_norm_rope: QKNormRope) -> tuple[int, int, int, float, int, int]:
     """Return addresses of cos, signed sin and the norm's weight, its eps and type, and the key mean's address."""
-    cos, signed_sin, weight, eps, key_mean = turn
+    cos, signed_sin, weight, eps, key_mean = qk_norm_rope
     assert cos.is_contiguous(), cos.stride()
     assert signed_sin.is_contiguous(), signed_sin.stride()
     if weight is None:
@@ -222,7 +222,7 @@ class NativeLayer:
             q_size,
             TYPE_CODES[output.dtype],
         )
-        self._room_bytes = self._layer.room_bytes
+        self._scratch_bytes_per_row = self._layer.room_bytes
 
     def __call__(
         self,
@@ -237,7 +237,7 @@ class NativeLayer:
         assert self._parts.scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         num_tokens = x.shape[0]
         block_bytes, layer_bytes, *_ = storage.stride()
-        num_bytes = num_tokens * self._room_bytes
+        num_bytes = num_tokens * self._scratch_bytes_per_row
         room = None if num_bytes <= native.ROOM_KEPT else empty((num_bytes,), torch.uint8)
         cos = signed_sin = None
         if rotation is not None:
@@ -262,7 +262,7 @@ def _bound(norm: NormWeight) -> native.Norm:
     return native.Norm(norm.weight.data_ptr(), norm.eps, TYPE_CODES[norm.weight.dtype])
 
 
-def whole_layer(kernels: Kernels, parts: LayerParts) -> NativeLayer | None:
+def fused_layer(kernels: Kernels, parts: LayerParts) -> NativeLayer | None:
     """Bind a layer; None if a part is of another backend, or a weight other than qkv's has several formats."""
     qkv, output, feed_forward = _native_linears(parts.qkv), parts.output, parts.feed_forward
     if parts.head_dim > native.MAX_HEAD_DIM or not qkv or not isinstance(output, NativeLinear):

@@ -13,10 +13,10 @@ from twostroke.config.experts import ExpertsSpec
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.expert_operators import ExpertLinears, ExpertRouter, GatedExperts, Routing
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
-from twostroke.kernels.memory import empty, wide
+from twostroke.kernels.memory import empty, to_float32
 from twostroke.kernels.native.extension import address, native
 from twostroke.kernels.native.linear import NativeGated, NativeLinear, Panels, have_same_format
-from twostroke.kernels.reference import experts as one_by_one
+from twostroke.kernels.reference import experts as sequential_experts
 
 
 def route(logits: Tensor, router: ExpertRouter) -> Routing:
@@ -57,7 +57,7 @@ def native_router_rules(spec: ExpertsSpec) -> native.RouterRules:
 class _PackedExperts:
     """Packed weights of experts in one format, and of one shape."""
 
-    reads_counts = False
+    syncs_expert_counts = False
 
     def __init__(self, panels: Sequence[Panels]) -> None:
         """Bind the packed weights of all experts."""
@@ -123,7 +123,7 @@ class NativeExpertLinears(_PackedExperts):
 
     def add(self, products: Tensor, routing: Routing) -> Tensor:
         num_tokens, num_chosen = routing.places.shape
-        y, products = empty((num_tokens, self._n), products.dtype), wide(products).contiguous()
+        y, products = empty((num_tokens, self._n), products.dtype), to_float32(products).contiguous()
         self.bound.add(
             products.data_ptr(),
             routing.places.data_ptr(),
@@ -142,18 +142,20 @@ def pack_gated_experts(
     activation: Activation,
 ) -> GatedExperts:
     """Return experts computed in one call where their formats agree, and one by one otherwise."""
-    experts = [pack(*one, activation) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
+    experts = [
+        pack(*one, activation) for one in zip(weights, sequential_experts.biases_of(biases, weights), strict=True)
+    ]
     panels = _together(experts)
-    return one_by_one.SequentialGatedExperts(experts) if panels is None else NativeGatedExperts(panels)
+    return sequential_experts.SequentialGatedExperts(experts) if panels is None else NativeGatedExperts(panels)
 
 
 def pack_expert_linears(
     pack: Callable[[Weight, Tensor | None], Linear], weights: Sequence[Weight], biases: Tensor | None
 ) -> ExpertLinears:
     """Return experts computed in one call where their formats agree, and one by one otherwise."""
-    experts = [pack(*one) for one in zip(weights, one_by_one.biases_of(biases, weights), strict=True)]
+    experts = [pack(*one) for one in zip(weights, sequential_experts.biases_of(biases, weights), strict=True)]
     panels = _together(experts)
-    return one_by_one.SequentialExpertLinears(experts) if panels is None else NativeExpertLinears(panels)
+    return sequential_experts.SequentialExpertLinears(experts) if panels is None else NativeExpertLinears(panels)
 
 
 def _together(experts: Sequence[GatedLinear] | Sequence[Linear]) -> Sequence[Panels] | None:

@@ -8,13 +8,13 @@ from twostroke.kernels.native.extension import address, native
 from twostroke.kernels.quantized_weight import QuantizedWeight
 
 
-def take_apart(type_name: str, blocks: Tensor, weight: QuantizedWeight) -> None:
+def unpack_blocks(type_name: str, blocks: Tensor, weight: QuantizedWeight) -> None:
     """Write codes, scales and mins of blocks uint8 [N, num_blocks, block_bytes] into `weight`.
 
     The bits are those of model/gguf/blocks.py. `type_name` is one of native.block_types().
     """
     blocks = blocks.contiguous()
-    native.take_apart(
+    native.unpack_blocks(
         type_name,
         blocks.data_ptr(),
         blocks.shape[0] * blocks.shape[1],

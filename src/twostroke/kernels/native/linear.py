@@ -67,7 +67,7 @@ class Panels(ABC):
         """Type of inputs and outputs."""
         return self._dtype
 
-    def is_like(self, other: Panels) -> bool:
+    def has_same_format(self, other: Panels) -> bool:
         """Return whether both weights differ only in their numbers, and take inputs in their own order."""
         of_weight = self._quantized, self._order is None, self.shape, self._gate, self._dtype, self._bias is None
         return self._order is None and of_weight == (
@@ -105,11 +105,11 @@ class Panels(ABC):
 
 
 def have_same_format(panels: Sequence[Panels]) -> bool:
-    """Return whether one call can multiply with all of them (see Panels.is_like)."""
-    return all(one.is_like(panels[0]) for one in panels)
+    """Return whether one call can multiply with all of them (see Panels.has_same_format)."""
+    return all(one.has_same_format(panels[0]) for one in panels)
 
 
-_AT_ONCE = 1 << 20
+_NUMBERS_PER_CHUNK = 1 << 20
 """Numbers of a streamed weight converted at once: codes of a MiB, which stay in the caches until they are packed."""
 
 _Range = tuple[int, int, Tensor | QuantizedWeight]
@@ -122,7 +122,7 @@ def _ranges(weight: Matrix, *, gated: bool) -> Iterator[_Range]:
     if not isinstance(weight, StreamedWeight):
         yield 0, n, weight
         return
-    unit, at_once = (_PANEL // 2, _AT_ONCE // 2) if gated else (_PANEL, _AT_ONCE)
+    unit, at_once = (_PANEL // 2, _NUMBERS_PER_CHUNK // 2) if gated else (_PANEL, _NUMBERS_PER_CHUNK)
     step = max(unit, at_once // k // unit * unit)
     for begin in range(0, n, step):
         end = min(begin + step, n)
@@ -150,8 +150,8 @@ def _panels(
         panels.take(packed)
         return panels
     panels = _packed_panels(weight, activation, quantized, floats)
-    if weight.keep is not None:
-        weight.keep(panels.packed)
+    if weight.save_packed is not None:
+        weight.save_packed(panels.packed)
     return panels
 
 

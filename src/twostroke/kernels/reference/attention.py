@@ -37,7 +37,7 @@ from twostroke.kernels.reference.attention_plan import (
     slot_stride_bytes,
 )
 from twostroke.kernels.reference.kv_codec import decode, decode_stored, encode, inverse_hadamard
-from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, remember
+from twostroke.kernels.reference.row_tiles import BASE_HEIGHT, ROW_BY_ROW, fingerprint, prove_once
 from twostroke.kernels.soft_cap import soft_cap
 from twostroke.kernels.tree_mask import TreeMasks
 
@@ -72,7 +72,9 @@ def query_tiles(
             return ROW_BY_ROW
         return tuple(sorted({sound[0], *(queries for queries in sound if queries >= 8)}))
 
-    return remember(key, prove, f"attention {group} x {head_dim} {str(dtype).removeprefix('torch.')}, queries per tile")
+    return prove_once(
+        key, prove, f"attention {group} x {head_dim} {str(dtype).removeprefix('torch.')}, queries per tile"
+    )
 
 
 def _is_sound(rows: int, num_inputs: int, num_outputs: int, like: Tensor, *, transposed: bool) -> bool:
@@ -138,9 +140,9 @@ class PagedAttention:
         plan: AttentionPlan,
         layer_in_block: int,
         scoring: Scoring,
-        turn: QKNormRope | None = None,
+        qk_norm_rope: QKNormRope | None = None,
     ) -> Tensor:
-        assert turn is None, "q and k come turned"
+        assert qk_norm_rope is None, "q and k come turned"
         assert scoring.slopes is None or not plan.has_trees, "draft trees have no slopes"
         shape = plan.shape
         if qkv.shape[1] > shape.num_heads:
@@ -221,9 +223,9 @@ def _partials(part: Pass, tiles: Tensor, kv: Tensor, scoring: Scoring) -> tuple[
         scores.mul_(scoring.scale)
     if scoring.cap is not None:
         scores = soft_cap(scores, scoring.cap)
-    by_query = scores.view(num_pairs, tiles.shape[1], part.ahead.shape[1], -1, PARTITION)
+    by_query = scores.view(num_pairs, tiles.shape[1], part.query_offsets.shape[1], -1, PARTITION)
     if scoring.slopes is not None:
-        behind = np.arange(PARTITION) - part.ahead[:, None, :, None, None]
+        behind = np.arange(PARTITION) - part.query_offsets[:, None, :, None, None]
         slopes = scoring.slopes.view(tiles.shape[1], 1, -1, 1)
         by_query.add_(torch.from_numpy(behind).to(scores) * slopes)
     if part.mask is not None:

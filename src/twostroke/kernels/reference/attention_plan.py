@@ -51,7 +51,7 @@ class Pass:
     """int64 [2, num_pairs * num_kv_heads * blocks]: rows (`row_stride_bytes`) of K and of V, for a page's layer 0."""
     mask: Tensor | None
     """float32 [num_pairs, 1, queries_per_tile, 1, PARTITION], 0 or -inf; None when every key is visible."""
-    ahead: Ints
+    query_offsets: Ints
     """[num_pairs, queries_per_tile]: distance from the first key of the partition to the query, in tokens."""
 
 

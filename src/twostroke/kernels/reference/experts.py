@@ -12,9 +12,9 @@ from twostroke.config.layer_spec import Activation
 from twostroke.kernels.activation import logistic
 from twostroke.kernels.expert_operators import ExpertLinears, ExpertRouter, GatedExperts, Routing
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
-from twostroke.kernels.memory import wide
+from twostroke.kernels.memory import to_float32
 
-_LEAST_SUM = 1e-20
+_MIN_SUM = 1e-20
 """Added to the sum of sigmoids before division, as transformers does."""
 
 
@@ -31,7 +31,7 @@ def route(logits: Tensor, router: ExpertRouter) -> Routing:
     weights = scores.gather(1, chosen)
     if spec.is_renormalized:
         total = _sum(weights)
-        weights = weights / (total + _LEAST_SUM if spec.scores == "sigmoid" else total)
+        weights = weights / (total + _MIN_SUM if spec.scores == "sigmoid" else total)
     weights = weights * spec.scale
     if router.expert_scales is not None:
         weights = weights * router.expert_scales[chosen]
@@ -92,7 +92,7 @@ def _largest(values: Tensor, num: int) -> Tensor:
 class SequentialGatedExperts:
     """Gated products of experts, one expert after the other."""
 
-    reads_counts = True
+    syncs_expert_counts = True
 
     def __init__(self, experts: Sequence[GatedLinear]) -> None:
         self._experts = experts
@@ -104,7 +104,7 @@ class SequentialGatedExperts:
 class SequentialExpertLinears:
     """Down projections of experts, one expert after the other."""
 
-    reads_counts = True
+    syncs_expert_counts = True
 
     def __init__(self, experts: Sequence[Linear]) -> None:
         self._experts = experts
@@ -118,7 +118,7 @@ class SequentialExpertLinears:
     def add(self, products: Tensor, routing: Routing) -> Tensor:
         total = torch.zeros(len(routing.places), products.shape[1], dtype=torch.float32, device=products.device)
         for rank in range(routing.places.shape[1]):
-            total += wide(products[routing.places[:, rank]]) * routing.weights[:, rank : rank + 1]
+            total += to_float32(products[routing.places[:, rank]]) * routing.weights[:, rank : rank + 1]
         return total.to(products.dtype)
 
 

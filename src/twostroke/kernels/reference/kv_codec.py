@@ -34,7 +34,7 @@ def encode(kv: Tensor, kv_format: KVFormat) -> Tensor:
     if dtype is not None:
         return kv.to(dtype).contiguous().view(torch.uint8)
     kv = kv.float()
-    codes, scale_and_zero = quantize(transformed(kv) if kv_format == "int4" else kv, levels_of(kv_format))
+    codes, scale_and_zero = quantize(hadamard_transformed(kv) if kv_format == "int4" else kv, levels_of(kv_format))
     if kv_format == "int4":
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
     return torch.cat([codes, scale_and_zero.view(torch.uint8)], dim=1)
@@ -79,14 +79,14 @@ def recode(
     return encode(numbers if shift is None else numbers + torch.from_numpy(shift), to_format).numpy()
 
 
-def transformed(x: Tensor) -> Tensor:
+def hadamard_transformed(x: Tensor) -> Tensor:
     """Transform vectors, float32 [..., head_dim], to the form that int4 stores."""
     block = hadamard_block(x.shape[-1])
     return _hadamard(x / hadamard_divisors(block)[0], block)
 
 
 def inverse_hadamard(x: Tensor) -> Tensor:
-    """Apply the inverse of `transformed`; also applied to q where keys are stored transformed."""
+    """Apply the inverse of `hadamard_transformed`; also applied to q where keys are stored transformed."""
     block = hadamard_block(x.shape[-1])
     return _hadamard(x, block) / hadamard_divisors(block)[1]
 

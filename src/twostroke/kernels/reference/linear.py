@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.interface import Linear
-from twostroke.kernels.memory import wide
+from twostroke.kernels.memory import to_float32
 from twostroke.kernels.quantized_weight import QuantizedFormat, QuantizedWeight
 from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.reference.row_tiles import in_row_tiles, linear_heights
@@ -22,7 +22,7 @@ class PlainLinear:
 
     def __init__(self, weight: Matrix, bias: Tensor | None) -> None:
         """Take weight [N, K] and bias [N]; a quantized weight is dequantized."""
-        weight = weight.whole() if isinstance(weight, StreamedWeight) else weight
+        weight = weight.all_rows() if isinstance(weight, StreamedWeight) else weight
         # a copy, because a mapped file's memory would change with the file
         weight = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight.clone().contiguous()
         self.weight, self.bias = weight, bias
@@ -32,7 +32,7 @@ class PlainLinear:
         return F.linear(x, self.weight, self.bias)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        return wide(self(x))
+        return to_float32(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + x W^T + b; without a bias in one pass, and rounded once."""

@@ -57,7 +57,7 @@ def proofs() -> tuple[Proof, ...]:
     return tuple(_proofs.values())
 
 
-def remember(key: tuple[object, ...], prove: Callable[[], tuple[int, ...]], name: str) -> tuple[int, ...]:
+def prove_once(key: tuple[object, ...], prove: Callable[[], tuple[int, ...]], name: str) -> tuple[int, ...]:
     """Run a proof once per key and process, log the admitted heights and return them."""
     if key not in _proofs:
         start_s = time.perf_counter()
@@ -85,13 +85,13 @@ def linear_heights(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
         if weight.numel() > _LARGE_WEIGHT:
             candidates = [height for height in _LARGE_HEIGHTS if height * weight.numel() <= _LARGE_PRODUCT] or [4]
             rows, _ = fingerprint(max(candidates[-1], BASE_HEIGHT) + BASE_HEIGHT, 1, num_inputs, weight)
-            return admitted(lambda x: F.linear(x, weight, bias), rows, candidates, starts=(7,))
+            return admitted_heights(lambda x: F.linear(x, weight, bias), rows, candidates, starts=(7,))
         rows, matrix = fingerprint(HEIGHTS[-1] + BASE_HEIGHT, min(num_outputs, 1024), num_inputs, weight)
         matrix = matrix.repeat(-(-num_outputs // len(matrix)), 1)[:num_outputs]
         faint = None if bias is None else bias * 2.0**-20  # the bias at full size would hide the rounding errors
-        return admitted(lambda x: F.linear(x, matrix, faint), rows, HEIGHTS)
+        return admitted_heights(lambda x: F.linear(x, matrix, faint), rows, HEIGHTS)
 
-    return remember(key, prove, f"linear {num_inputs} -> {num_outputs} {str(weight.dtype).removeprefix('torch.')}")
+    return prove_once(key, prove, f"linear {num_inputs} -> {num_outputs} {str(weight.dtype).removeprefix('torch.')}")
 
 
 def fingerprint(num_rows: int, num_outputs: int, num_inputs: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ def fingerprint(num_rows: int, num_outputs: int, num_inputs: int, like: Tensor) 
     return x.contiguous().to(like.device), w.contiguous().to(like.device)
 
 
-def admitted(
+def admitted_heights(
     multiply: Callable[[Tensor], Tensor], rows: Tensor, candidates: Iterable[int], *, starts: tuple[int, ...] = (0, 7)
 ) -> tuple[int, ...]:
     """Return the heights that give every row the same bits as the base height.
@@ -142,12 +142,12 @@ def admitted(
     return tuple(height for height in sorted(candidates) if holds(height))
 
 
-def cut(num_rows: int, heights: tuple[int, ...]) -> list[int]:
+def tile_heights(num_rows: int, heights: tuple[int, ...]) -> list[int]:
     """Return heights of tiles that cover `num_rows` rows; only the last may be larger than needed.
 
     A tile that is at least three quarters full is cheaper than two smaller ones.
 
-    >>> cut(71, (4, 8, 16, 32, 64)), cut(60, (4, 8, 16, 32, 64)), cut(1, (4, 8))
+    >>> tile_heights(71, (4, 8, 16, 32, 64)), tile_heights(60, (4, 8, 16, 32, 64)), tile_heights(1, (4, 8))
     ([64, 8], [64], [4])
     """
     tiles: list[int] = []
@@ -166,7 +166,7 @@ def in_row_tiles(multiply: Callable[[Tensor], Tensor], x: Tensor, heights: tuple
     num_rows = len(x)
     if num_rows in heights:
         return multiply(x)
-    tiles = cut(num_rows, heights)
+    tiles = tile_heights(num_rows, heights)
     missing = sum(tiles) - num_rows
     if missing:
         x = F.pad(x, (0, 0, 0, missing))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twostroke.config.layer_spec import Activation
 from twostroke.kernels.interface import GatedLinear, Linear, Weight
-from twostroke.kernels.memory import wide
+from twostroke.kernels.memory import to_float32
 from twostroke.kernels.reference.elementwise import gate_and_mul
 from twostroke.kernels.stacked_weight import StackedWeight
 from twostroke.kernels.streamed_weight import Matrix
@@ -31,7 +31,7 @@ class SplitLinear:
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        return wide(self(x))
+        return to_float32(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         shares = residual.split(self._num_rows, dim=-1)

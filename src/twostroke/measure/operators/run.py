@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from twostroke.config.checks import one_of, switch, text, whole_number
+from twostroke.config.checks import check_bool, check_choice, check_int, check_text
 from twostroke.config.load import MAX_THREADS, Kernels
 from twostroke.config.model import ModelConfig
 from twostroke.hardware import Hardware
@@ -50,7 +50,7 @@ OPERATORS: Mapping[str, _Subjects] = {
 _COLD_BYTES = 600 << 20
 """Bytes read between two runs on the same copy of a constant: twice the largest shared caches."""
 _MAX_COPIES = 256
-_LEAST_S, _LEAST_REPEATS, _MOST_REPEATS = 0.2, 3, 200
+_LEAST_S, _LEAST_REPEATS, _MAX_REPEATS = 0.2, 3, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +72,11 @@ class KernelOptions:
 
     def __post_init__(self) -> None:
         """Check what needs no model; raise if the processor does not support the backend."""
-        text("model", self.model)
-        one_of("operator", self.operator, (*OPERATORS, "all"))
-        one_of("backend", self.backend, ("auto", "all", "reference", *native.levels()))
-        switch("quick", self.quick)
-        whole_number("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
+        check_text("model", self.model)
+        check_choice("operator", self.operator, (*OPERATORS, "all"))
+        check_choice("backend", self.backend, ("auto", "all", "reference", *native.levels()))
+        check_bool("quick", self.quick)
+        check_int("threads", 1 if self.threads is None else self.threads, 1, MAX_THREADS)
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ def time_of(copies: Sequence[Callable[[], Tensor]]) -> float:
     """Return the median seconds of a run; copies are used in rotation, so that no constants are in a cache."""
     taken: list[float] = []
     began_s = time.perf_counter()
-    while len(taken) < _MOST_REPEATS:
+    while len(taken) < _MAX_REPEATS:
         begin_s = time.perf_counter()
         if len(taken) >= max(_LEAST_REPEATS, 1) and begin_s - began_s > _LEAST_S:
             break

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-_LAST_WORDS = 300
+_QUOTED_CHARS = 300
 """Characters of its stderr that a failure quotes."""
 
 
@@ -130,7 +130,9 @@ class PeerProcess:
         except queue.Empty:
             raise PeerFailed(f"no answer to {order['do']!r} within {limit_s:g} s") from None
         if not line:
-            raise PeerFailed(f"it ended (exit code {self._process.wait()}) while asked to {order['do']}{self._words()}")
+            raise PeerFailed(
+                f"it ended (exit code {self._process.wait()}) while asked to {order['do']}{self._stderr_tail()}"
+            )
         try:
             answer: Any = json.loads(line)
         except ValueError:
@@ -142,10 +144,10 @@ class PeerProcess:
             raise PeerFailed(f"its answer to {order['do']!r} is invalid: {line[:80]!r}")
         return cast(dict[str, Any], answer)[wanted]
 
-    def _words(self) -> str:
+    def _stderr_tail(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1][-_LAST_WORDS:]}" if lines else ""
+        return f": {lines[-1][-_QUOTED_CHARS:]}" if lines else ""
 
     def pause(self) -> None:
         """Stop the process and its children until `resume`."""

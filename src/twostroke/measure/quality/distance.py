@@ -78,7 +78,7 @@ class Distance:
     kl_nats: float = 0.0
     max_kl: float = 0.0
     num_same_top: int = 0
-    nats: float = 0.0
+    nll_nats: float = 0.0
     """Negative log-likelihood of the text, in nats."""
     float32_nats: float = 0.0
     """Negative log-likelihood of the text in float32, in nats."""
@@ -97,7 +97,7 @@ class Distance:
         self.kl_nats += float(kl.sum())
         self.max_kl = max(self.max_kl, float(kl.max()))
         self.num_same_top += int((reference.argmax(-1) == found.argmax(-1)).sum())
-        self.nats -= float(found.gather(-1, given).sum(dtype=torch.float64))
+        self.nll_nats -= float(found.gather(-1, given).sum(dtype=torch.float64))
         self.float32_nats -= float(reference.gather(-1, given).sum(dtype=torch.float64))
 
     @property
@@ -113,7 +113,7 @@ class Distance:
     @property
     def perplexity(self) -> float:
         """Perplexity of these positions."""
-        return math.exp(self.nats / self.num_positions)
+        return math.exp(self.nll_nats / self.num_positions)
 
     @property
     def float32_perplexity(self) -> float:
@@ -231,7 +231,7 @@ class Float32Weights:
         """Return one weight in float32; `dtype` is ignored."""
         del dtype
         if isinstance(self._stored, GGUFWeights):
-            return self._stored.read_numbers(name, rows)
+            return self._stored.read_float32(name, rows)
         found = self._stored.read(name, torch.float32, rows)
         return found.dequantize() if isinstance(found, QuantizedWeight) else found.float()
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import whole_number
+from twostroke.config.checks import check_int
 from twostroke.config.engine import EngineConfig
 from twostroke.errors import InvalidParameter
 from twostroke.hardware import Hardware
@@ -108,10 +108,10 @@ class QualityOptions:
         limits = (("context", self.context, 128), ("max_text_tokens", self.max_text_tokens, MIN_TEXT_TOKENS))
         for name, value, low in limits:
             if value is not None:
-                whole_number(name, value, low)
-        whole_number("float32_positions", self.float32_positions, 0)
-        whole_number("num_needles", self.num_needles, 0)
-        whole_number("seed", self.seed, 0)
+                check_int(name, value, low)
+        check_int("float32_positions", self.float32_positions, 0)
+        check_int("num_needles", self.num_needles, 0)
+        check_int("seed", self.seed, 0)
         for configuration in self.configuration:
             keywords_of(configuration)
         if interpreter_of(self.env) is not None:

@@ -29,17 +29,17 @@ class Perplexity:
 
     num_tokens: int
     num_bytes: int
-    nats: float
+    nll_nats: float
 
     @property
     def per_token(self) -> float:
         """Perplexity per token: e to the mean negative log-likelihood."""
-        return math.exp(self.nats / self.num_tokens)
+        return math.exp(self.nll_nats / self.num_tokens)
 
     @property
     def bits_per_byte(self) -> float:
         """Bits per byte; independent of the tokenizer."""
-        return self.nats / math.log(2) / self.num_bytes
+        return self.nll_nats / math.log(2) / self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _DURATIONS: Mapping[str, Callable[[Exchange], float | None]] = {
 _KEPT_MESSAGES = 5
 """Number of failure messages kept in a result file."""
 
-_PARTS = 100
+_MAX_POINTS = 100
 """Most points of a time series in a result file."""
 
 REFUSALS = frozenset({"429", "503"})
@@ -162,7 +162,7 @@ def remarks(run: LoadRun) -> list[str]:
 
 def over_time(run: LoadRun) -> dict[str, list[float]]:
     """Return the run in equal parts of time: requests in flight at the end, and output tokens per second."""
-    width_s = run.duration_s / _PARTS
+    width_s = run.duration_s / _MAX_POINTS
     if not width_s:
         return {"end_s": [], "under_way": [], "output_tok_s": []}
     begun, ended, tokens = Counter[int](), Counter[int](), Counter[int]()
@@ -173,18 +173,18 @@ def over_time(run: LoadRun) -> dict[str, list[float]]:
             tokens[_part(time_s, width_s)] += count
     under_way: list[float] = []
     now = 0
-    for i in range(_PARTS):
+    for i in range(_MAX_POINTS):
         now += begun[i] - ended[i]
         under_way.append(now)
     return {
-        "end_s": [(i + 1) * width_s for i in range(_PARTS)],
+        "end_s": [(i + 1) * width_s for i in range(_MAX_POINTS)],
         "under_way": under_way,
-        "output_tok_s": [tokens[i] / width_s for i in range(_PARTS)],
+        "output_tok_s": [tokens[i] / width_s for i in range(_MAX_POINTS)],
     }
 
 
 def _part(time_s: float, width_s: float) -> int:
-    return min(int(time_s / width_s), _PARTS - 1)
+    return min(int(time_s / width_s), _MAX_POINTS - 1)
 
 
 def _generator(run: LoadRun) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class PlannedRequest:
 
     due_s: float
     """Seconds after the start of the run."""
-    wire: bytes
+    request_bytes: bytes
     """Bytes of head and body."""
 
 
@@ -327,7 +327,7 @@ async def _open_loop(sender: _Sender, plan: Sequence[PlannedRequest], bar: tqdm[
             wait_s = request.due_s - sender.elapsed_s
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            tasks.append(group.create_task(sender.send(request.wire, request.due_s)))
+            tasks.append(group.create_task(sender.send(request.request_bytes, request.due_s)))
             tasks[-1].add_done_callback(lambda _: bar.update())
     return [task.result() for task in tasks]
 
@@ -338,14 +338,14 @@ async def _closed_loop(
     found: dict[int, Exchange] = {}
     places = iter(range(len(plan)))
 
-    async def keep_sending() -> None:
+    async def worker() -> None:
         for i in places:  # shared by all tasks: each takes the next index
-            found[i] = await sender.send(plan[i].wire, sender.elapsed_s)
+            found[i] = await sender.send(plan[i].request_bytes, sender.elapsed_s)
             bar.update()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(max_concurrency, len(plan))):
-            group.create_task(keep_sending())
+            group.create_task(worker())
     return [found[i] for i in range(len(plan))]
 
 

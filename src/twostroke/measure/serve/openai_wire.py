@@ -124,7 +124,7 @@ class Exchange:
         """One sample for each token after the first chunk: a chunk of m tokens gives m samples of gap / m."""
         return [gap / m for gap, m in zip(self.gaps_s, self.chunk_tokens[1:], strict=True) for _ in range(m)]
 
-    def take_tokens(self, count: int, time_s: float) -> None:
+    def add_tokens(self, count: int, time_s: float) -> None:
         """Record tokens that arrived; those with equal times form one chunk."""
         if count <= 0:
             return
@@ -239,7 +239,7 @@ class StreamedAnswer:
             except ValueError as error:  # msgspec's decoding errors are ValueErrors
                 self._fail("malformed", str(error))
             else:
-                self._exchange.take_tokens(count, time_s - self._start_s)
+                self._exchange.add_tokens(count, time_s - self._start_s)
 
     def end(self) -> None:
         """Check the answer after the transport has received all of it."""
@@ -267,11 +267,11 @@ class StreamedAnswer:
             self._has_continuous_usage = self._has_continuous_usage and not count
             return count
         added = event.usage.completion_tokens - (exchange.completion_tokens or 0)
-        self._bill(event.usage)
+        self._record_usage(event.usage)
         # the final usage event has the total and brings no token
         return added if event.choices and self._has_continuous_usage and not has_ids else count
 
-    def _bill(self, usage: _Usage) -> None:
+    def _record_usage(self, usage: _Usage) -> None:
         self._exchange.completion_tokens = usage.completion_tokens
         self._exchange.prompt_tokens = usage.prompt_tokens
         if usage.prompt_tokens_details is not None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from twostroke.config.checks import number, one_of, switch, text, whole_number
+from twostroke.config.checks import check_bool, check_choice, check_int, check_number, check_text
 from twostroke.cost.price import check_price_per_hour
 from twostroke.errors import InvalidParameter
 from twostroke.measure.report import DEFAULT_FOLDER
@@ -82,17 +82,17 @@ class ServeOptions(WorkloadOptions):
         Origin.parse(self.url)
         for name in ("model", "api_key", "tokenizer"):
             if getattr(self, name) is not None:
-                text(name, getattr(self, name))
+                check_text(name, getattr(self, name))
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise InvalidParameter("api_key", "...", "must be printable ASCII, since it is sent in a header")
-        one_of("endpoint", self.endpoint, get_args(EndpointName))
-        one_of("token_counts", self.token_counts, get_args(TokenCounts))
+        check_choice("endpoint", self.endpoint, get_args(EndpointName))
+        check_choice("token_counts", self.token_counts, get_args(TokenCounts))
         for name in ("ignore_eos", "server_metrics", "plots"):
-            switch(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
         if self.temperature is not None:
-            number("temperature", self.temperature, 0.0, 100.0, "a number, 0 to 100, or None")
-        number("timeout", self.timeout, 0.0, _MAX_SECONDS, f"seconds, up to {_MAX_SECONDS:g}", low_open=True)
-        whole_number("warmup", self.warmup, 0)
+            check_number("temperature", self.temperature, 0.0, 100.0, "a number, 0 to 100, or None")
+        check_number("timeout", self.timeout, 0.0, _MAX_SECONDS, f"seconds, up to {_MAX_SECONDS:g}", low_open=True)
+        check_int("warmup", self.warmup, 0)
         check_name(self.name)
         check_price_per_hour(self.price_per_hour)
         _ = self.slo, self.extra_fields, self.loads
@@ -105,7 +105,7 @@ class ServeOptions(WorkloadOptions):
         return Slo.parse(self.goodput)
 
     @property
-    def prompts_of(self) -> Prompts:
+    def prompt_form(self) -> Prompts:
         """Form of the prompts, with the default filled in."""
         return self.prompts or ("text" if self.endpoint == "chat" else "token-ids")
 
@@ -134,9 +134,9 @@ class ServeOptions(WorkloadOptions):
 
     def _check_prompts(self) -> None:
         if self.prompts is not None:
-            one_of("prompts", self.prompts, get_args(Prompts))
-        whole_number("vocab_size", self.vocab_size, RESERVED_TOKEN_IDS + 1)
-        if self.prompts_of == "token-ids":
+            check_choice("prompts", self.prompts, get_args(Prompts))
+        check_int("vocab_size", self.vocab_size, RESERVED_TOKEN_IDS + 1)
+        if self.prompt_form == "token-ids":
             if self.endpoint == "chat":
                 limit = "needs --endpoint completions: chat messages are text"
                 raise InvalidParameter("prompts", self.prompts, limit, "Leave it out.")
@@ -148,7 +148,7 @@ class ServeOptions(WorkloadOptions):
 
     def _check_arrivals(self) -> None:
         if self.max_concurrency is not None:
-            whole_number("max_concurrency", self.max_concurrency, 1)
+            check_int("max_concurrency", self.max_concurrency, 1)
             for name in ("request_rate", "time_divisor", "frontier"):
                 value = cast(object, getattr(self, name))
                 if value:

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.errors import SetupError
-from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure, style_axes
 from twostroke.measure.offline import cost_line
 from twostroke.measure.report import BenchResult, check_folder, model_name, record, settings
 from twostroke.measure.serve.figures import figures_of
 from twostroke.measure.serve.load import HttpClient, LoadRun, Origin, run_load, run_loop
 from twostroke.measure.serve.options import ServeOptions
-from twostroke.measure.serve.target import Questions, ServerTarget, candidate_texts, one_token_words
+from twostroke.measure.serve.target import ServerQueries, ServerTarget, candidate_texts, one_token_words
 from twostroke.measure.workload import RESERVED_TOKEN_IDS, SyntheticSpec, Workload, synthetic
 from twostroke.measure.workload_options import WorkloadOptions
 from twostroke.model.model_files import find_model
@@ -125,8 +125,8 @@ def draw_run(figure: Any, results: Mapping[str, Any]) -> None:
     bottom.step(series["end_s"], series["output_tok_s"], color=MEASURED, where="pre")
     for axes in (top, bottom):
         axes.locator_params(axis="x", nbins=4)
-    finish(top, legend=False, ylabel="requests in flight")
-    finish(bottom, legend=False, xlabel="seconds", ylabel="output tokens per second")
+    style_axes(top, legend=False, ylabel="requests in flight")
+    style_axes(bottom, legend=False, xlabel="seconds", ylabel="output tokens per second")
 
 
 def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
@@ -141,12 +141,12 @@ def draw_frontier(figure: Any, results: Mapping[str, Any]) -> None:
                 throughput, [1000 * p["latency"][name][quantile] for p in kept], style, color=colour, label=quantile
             )
         ylabel = f"{name.removesuffix('_s').upper()}, ms"
-        finish(axes, xlabel="output tokens per second", ylabel=ylabel, ylim=(0, None))
+        style_axes(axes, xlabel="output tokens per second", ylabel=ylabel, ylim=(0, None))
     rates = [p["request_rate"] for p in points]
     right.plot(rates, rates, ":", color=PREDICTED, label="arriving")
     right.plot(rates, [p["throughput"]["requests_per_s"] for p in points], "o-", color=PREDICTED, label="completed")
     right.plot(rates, [p["goodput"]["requests_per_s"] for p in points], "o-", color=MEASURED, label="within the SLO")
-    finish(right, xlabel="requests per second", ylim=(0, None))
+    style_axes(right, xlabel="requests per second", ylim=(0, None))
     for axes in (left, middle, right):
         axes.locator_params(axis="x", nbins=4)
 
@@ -183,7 +183,7 @@ def run_serve(options: ServeOptions) -> BenchResult:
         config={"server": _server_settings(options), "model": model_name(target.model)},
         workload={
             **workload.description,
-            "prompts": options.prompts_of,
+            "prompts": options.prompt_form,
             "prompt_tokens": workload.num_prompt_tokens,
             "max_concurrency": options.max_concurrency,
         },
@@ -198,7 +198,7 @@ def run_serve(options: ServeOptions) -> BenchResult:
 
 async def _run(options: ServeOptions) -> tuple[ServerTarget, Workload, dict[str, Any]]:
     client = HttpClient(Origin.parse(options.url))
-    questions = Questions(client, options.api_key)
+    questions = ServerQueries(client, options.api_key)
     try:
         target = await _target(options, questions)
         # words follow the ids reserved for special tokens
@@ -214,10 +214,10 @@ async def _run(options: ServeOptions) -> tuple[ServerTarget, Workload, dict[str,
         await client.close()
 
 
-async def _target(options: ServeOptions, questions: Questions) -> ServerTarget:
+async def _target(options: ServeOptions, questions: ServerQueries) -> ServerTarget:
     model = options.model or await questions.first_model()
     words: list[str] = []
-    if options.prompts_of == "text":
+    if options.prompt_form == "text":
         candidates = candidate_texts()
         if options.tokenizer is None:
             counts = await questions.count_tokens(model, candidates)

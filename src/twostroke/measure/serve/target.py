@@ -138,7 +138,7 @@ class ServerTarget:
     ignore_eos: bool = True
     token_counts: TokenCounts = "usage"
     extra_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    patience_s: float | None = None
+    request_timeout_s: float | None = None
     """Seconds after which a first token is useless, sent in a header of our own; None: not sent."""
 
     def plan(self, workload: Workload, request_ids: Sequence[str] = ()) -> list[PlannedRequest]:
@@ -164,8 +164,8 @@ class ServerTarget:
         prompt = as_text(request.prompt_token_ids, self.words) if self.words else request.prompt_token_ids
         content = body(self.endpoint, prompt, request.max_tokens, self.token_counts, {**fields, **self.extra_fields})
         headers = {"accept": "text/event-stream", **authorization(self.api_key)}
-        if self.patience_s is not None:
-            headers["x-request-timeout"] = f"{self.patience_s:.3f}"
+        if self.request_timeout_s is not None:
+            headers["x-request-timeout"] = f"{self.request_timeout_s:.3f}"
         return self.origin.request("POST", PATHS[self.endpoint], headers, content)
 
 
@@ -201,7 +201,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
     return {} if api_key is None else {"authorization": f"Bearer {api_key}"}
 
 
-class Questions:
+class ServerQueries:
     """Client for the questions of a load generator; answers are small and read completely."""
 
     def __init__(self, client: HttpClient, api_key: str | None) -> None:
@@ -242,13 +242,13 @@ class Questions:
     async def metrics(self) -> MetricsReading | None:
         """Return a reading of /metrics, or None if it cannot be read."""
         try:
-            status, content = await self._ask("GET", "/metrics")
+            status, content = await self._get("GET", "/metrics")
             return MetricsReading.parse(content.decode()) if status == 200 else None
         except (SetupError, ValueError):
             return None
 
     async def _json(self, method: str, path: str, content: bytes | None = None) -> Any:
-        status, answer = await self._ask(method, path, content)
+        status, answer = await self._get(method, path, content)
         if status != 200:
             raise SetupError(f"{path} returned status {status}: {answer[:300].decode('utf-8', 'replace')}")
         try:
@@ -256,7 +256,7 @@ class Questions:
         except msgspec.MsgspecError as error:
             raise SetupError(f"{path} returned invalid JSON ({error})") from error
 
-    async def _ask(self, method: str, path: str, content: bytes | None = None) -> tuple[int, bytes]:
+    async def _get(self, method: str, path: str, content: bytes | None = None) -> tuple[int, bytes]:
         answer = WholeAnswer()
         try:
             async with asyncio.timeout(_QUESTION_LIMIT_S):

@@ -265,9 +265,9 @@ def prompts(
     Raises:
         InvalidParameter: no text has so many tokens.
     """
-    dice = Random(seed)
+    rng = Random(seed)
     if task == "random":
-        return [tuple(dice.randrange(16, vocab_size) for _ in range(length)) for _ in range(count)]
+        return [tuple(rng.randrange(16, vocab_size) for _ in range(length)) for _ in range(count)]
     texts = [tokenizer.encode(text, add_special_tokens=False) for text in held_out_texts()]
     longest = max(map(len, texts), default=0)
     if longest < length:
@@ -275,8 +275,8 @@ def prompts(
         raise InvalidParameter(name, length, limit, "Give fewer.")
     found: list[PromptIds] = []
     while len(found) < count:
-        ids = dice.choice(texts)
-        begin = dice.randrange(max(1, len(ids) - length))
+        ids = rng.choice(texts)
+        begin = rng.randrange(max(1, len(ids) - length))
         piece = ids[begin : begin + length]
         if task == "edit":
             half = piece[: 3 * length // 4]

@@ -15,7 +15,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import MeasurementBegan, StepScheduled
 from twostroke.measure.model_engine import ModelEngine
 from twostroke.measure.report import median
-from twostroke.measure.workload import SMALL_VOCAB_SIZE, of_lengths
+from twostroke.measure.workload import SMALL_VOCAB_SIZE, workload_of_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def measure_prefill(engine: ModelEngine, prompt_length: int, repeats: int, progr
     """Return the median TTFT of a prompt that runs alone."""
     times: list[float] = []
     for repeat in range(repeats):
-        workload = of_lengths([(prompt_length, 1)], vocab_size=SMALL_VOCAB_SIZE, seed=repeat)
+        workload = workload_of_lengths([(prompt_length, 1)], vocab_size=SMALL_VOCAB_SIZE, seed=repeat)
         times.append(engine.run(workload, progress=progress).requests[0].times.ttft_s)
     return PrefillPoint(prompt_length, median(times), tuple(step.cost for step in _steps(engine) if step.cost))
 
@@ -101,7 +101,7 @@ def measure_decode(
         progress: title of a progress bar.
     """
     run = engine.run(
-        of_lengths([(context, num_outputs)] * num_requests, vocab_size=SMALL_VOCAB_SIZE), progress=progress
+        workload_of_lengths([(context, num_outputs)] * num_requests, vocab_size=SMALL_VOCAB_SIZE), progress=progress
     )
     seconds = [step.wall_s for step in run.decode_steps(num_requests)]
     costs = [

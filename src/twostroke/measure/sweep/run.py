@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.checks import switch, whole_number, whole_numbers
+from twostroke.config.checks import check_bool, check_int, parse_ints
 from twostroke.config.load import LoadConfig
 from twostroke.config.scheduler import SchedulerConfig
 from twostroke.cost.price import check_price_per_hour, cost_per_million_tokens
@@ -27,7 +27,7 @@ from twostroke.errors import InvalidParameter
 from twostroke.events import EventRing
 from twostroke.hardware import Hardware
 from twostroke.kernels.dispatch import operators_for
-from twostroke.measure.figure import MEASURED, PREDICTED, finish, save_figure
+from twostroke.measure.figure import MEASURED, PREDICTED, save_figure, style_axes
 from twostroke.measure.limits import format_limits, measure_limits
 from twostroke.measure.model_engine import ModelEngine, model_engine
 from twostroke.measure.report import DEFAULT_FOLDER, BenchResult, check_folder, model_name, record, settings
@@ -104,7 +104,7 @@ def draw(figure: Any, results: Mapping[str, Any]) -> None:
     _beside_limit(batch, [(p["num_requests"], p["tok_s"], p["num_requests"] / p["floor_s"]) for p in by_batch])
     labels = (("prompt tokens", "TTFT, ms"), ("context", "TPOT, ms"), ("requests at once", "output tokens per second"))
     for axes, (x, y) in zip((ttft, tpot, batch), labels, strict=True):
-        finish(axes, xlabel=x, ylabel=y)
+        style_axes(axes, xlabel=x, ylabel=y)
 
 
 def _beside_limit(axes: Any, points: Sequence[tuple[float, float, float]]) -> None:
@@ -123,7 +123,7 @@ def decode_steps_per_1k_prompt(results: Mapping[str, Any]) -> float:
 
 _WARM_UP = (32, 8)
 """Prompt and output tokens of the warm-up."""
-_MOST = 1 << 20
+_MAX_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +154,8 @@ class SweepOptions:
     def __post_init__(self) -> None:
         """Check what needs no model."""
         for name in ("batch_context", "steps", "repeats"):
-            whole_number(name, getattr(self, name), 1, _MOST)
-        switch("plots", self.plots)
+            check_int(name, getattr(self, name), 1, _MAX_SIZE)
+        check_bool("plots", self.plots)
         check_price_per_hour(self.price_per_hour)
         if Path(self.name).name != self.name or self.name.startswith("."):
             raise InvalidParameter("name", self.name, "must be a file name without folders", "The folder is --results.")
@@ -169,7 +169,7 @@ class SweepOptions:
         Raises:
             InvalidParameter: the text is not such a list.
         """
-        return whole_numbers(name, getattr(self, name), 1, _MOST)
+        return parse_ints(name, getattr(self, name), 1, _MAX_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ def measure_sweep(options: SweepOptions, load: LoadConfig, cache: CacheConfig, m
     if longest > max_context:
         limit = f"the longest request would be {longest} tokens; the model's context is {max_context}"
         raise InvalidParameter("prompt_lengths and contexts", f"{prompts[-1]}, {contexts[-1]}", limit, "Shorten them.")
-    cache = _with_room(cache, longest, batches[-1] * (options.batch_context + in_batch[batches[-1]]), batches[-1])
+    cache = _with_kv_blocks(cache, longest, batches[-1] * (options.batch_context + in_batch[batches[-1]]), batches[-1])
     costed = EventRing(1)  # the journal computes costs only if there is a listener
     engine = model_engine(replace(load, max_model_len=longest), scheduler, cache, [costed])
     try:
@@ -355,7 +355,7 @@ def _measure(options: SweepOptions, engine: ModelEngine, in_batch: Mapping[int, 
     return Sweep(prefill, fit, tuple(by_context), tuple(by_batch))
 
 
-def _with_room(cache: CacheConfig, longest: int, in_batch: int, num_requests: int) -> CacheConfig:
+def _with_kv_blocks(cache: CacheConfig, longest: int, in_batch: int, num_requests: int) -> CacheConfig:
     """Return the cache settings with room for the longest request alone and for the largest batch.
 
     The two never run at once, so this is less than room for both.

@@ -128,7 +128,7 @@ def _gemma4_fields(file: GGUFFile, prefix: str) -> dict[str, Any]:
             "full_attention": {
                 "rope_type": "proportional",
                 "rope_theta": metadata.number(f"{prefix}.rope.freq_base"),
-                "partial_rotary_factor": _turned_share(file, head_dim // 2),
+                "partial_rotary_factor": _rotated_fraction(file, head_dim // 2),
             },
             "sliding_attention": {
                 "rope_type": "default",
@@ -138,7 +138,7 @@ def _gemma4_fields(file: GGUFFile, prefix: str) -> dict[str, Any]:
     }
 
 
-def _turned_share(file: GGUFFile, num_pairs: int) -> float:
+def _rotated_fraction(file: GGUFFile, num_pairs: int) -> float:
     """Return the fraction of a full layer's pairs that rotate: the first ones, whose frequencies are divided by 1.
 
     Raises:
@@ -149,14 +149,14 @@ def _turned_share(file: GGUFFile, num_pairs: int) -> float:
     if stored is None:
         raise CorruptCheckpoint(f"{name}: tensor {_DIVISORS} is missing. Download it again.")
     divisors = stored.data.view(np.float32) if stored.type.name == "F32" else np.empty(0, np.float32)
-    num_turned = int((divisors == 1.0).sum())
-    is_split = (divisors[:num_turned] == 1.0).all() and (divisors[num_turned:] >= _NO_ROTATION_DIVISOR).all()
+    num_rotated = int((divisors == 1.0).sum())
+    is_split = (divisors[:num_rotated] == 1.0).all() and (divisors[num_rotated:] >= _NO_ROTATION_DIVISOR).all()
     if len(divisors) != num_pairs or not is_split:
         raise CorruptCheckpoint(
             f"{name}: tensor {_DIVISORS} has to be F32 for {num_pairs} pairs: 1 for the first pairs and "
             f"{_NO_ROTATION_DIVISOR:g} or more for the others. Download it again."
         )
-    return math.nextafter(num_turned / num_pairs, 1.0)  # so that rounding down does not lose a pair
+    return math.nextafter(num_rotated / num_pairs, 1.0)  # so that rounding down does not lose a pair
 
 
 def _by_layer(metadata: Metadata, key: str, num_layers: int) -> Sequence[int]:

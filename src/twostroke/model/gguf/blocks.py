@@ -32,7 +32,7 @@ from twostroke.kernels.quantized_weight import (
     CodeTable,
     QuantizedFormat,
     QuantizedWeight,
-    look_up,
+    dequantize_by_table,
 )
 from twostroke.model.gguf.groups import Groups, bits_of, half, nibbles, nibbles_in_order, pairs, whole_numbers
 
@@ -138,7 +138,7 @@ def _eighth(bit: Tensor) -> Tensor:
 class Layout:
     """Unpacking function of one block type, and the quantized format that it produces."""
 
-    take_apart: Callable[[Tensor], Groups]
+    unpack: Callable[[Tensor], Groups]
     """Function that unpacks blocks, uint8 [N, num_blocks, block_bytes]."""
     bits: int
     """Bits of our codes: 2 to 6, or 8."""
@@ -165,9 +165,9 @@ class Layout:
         """
         num_rows, num_columns = shape
         weight = self.room(num_rows, num_columns, dtype)
-        for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
+        for begin in range(0, num_rows, step := max(1, _NUMBERS_PER_CHUNK // num_columns)):
             rows = slice(begin, begin + step)
-            self._put(self.take_apart(blocks[rows]), weight, rows)
+            self._put(self.unpack(blocks[rows]), weight, rows)
         return weight
 
     def room(self, num_rows: int, num_columns: int, dtype: torch.dtype) -> QuantizedWeight:
@@ -209,11 +209,11 @@ class Layout:
         """Return the unrounded float32 numbers [N, K] that blocks [N, num_blocks, block_bytes] encode."""
         num_rows, num_columns = shape
         found = torch.empty(shape, dtype=torch.float32)
-        for begin in range(0, num_rows, step := max(1, _AT_ONCE // num_columns)):
-            groups = self.take_apart(blocks[begin : begin + step])
+        for begin in range(0, num_rows, step := max(1, _NUMBERS_PER_CHUNK // num_columns)):
+            groups = self.unpack(blocks[begin : begin + step])
             codes, scales, minima = groups.codes, groups.full_scales[..., None], groups.full_minima
             if self.table is not None:
-                numbers = scales * look_up(self.table, codes)
+                numbers = scales * dequantize_by_table(self.table, codes)
             elif minima is None:
                 numbers = scales * (codes.float() - self.zero)
             else:  # these formats count codes from the minimum, not from the middle
@@ -222,7 +222,7 @@ class Layout:
         return found
 
 
-_AT_ONCE = 2**18
+_NUMBERS_PER_CHUNK = 2**18
 """Numbers converted at once."""
 
 
@@ -334,10 +334,10 @@ def _nvfp4(b: Tensor) -> Groups:
     exponents, digits = (b[..., :4] >> 3 & 15).float(), (b[..., :4] & 7).float()
     scales = torch.where(exponents == 0, digits * 2**-9, (1 + digits / 8) * torch.exp2(exponents - 7)) / 2
     codes = nibbles(b[..., 4:].unflatten(-1, (4, 8))).flatten(-2)
-    return Groups(codes, scales * (b[..., :4] != _NO_NUMBER))
+    return Groups(codes, scales * (b[..., :4] != _NAN_CODE))
 
 
-_NO_NUMBER = 0x7F
+_NAN_CODE = 0x7F
 
 
 REPACKED: dict[str, Layout] = {
@@ -373,9 +373,9 @@ def repack(type_name: str, blocks: Tensor, shape: tuple[int, ...], dtype: torch.
     layout = REPACKED[type_name]
     if type_name not in native.block_types():
         return layout.repack(blocks, shape, dtype)
-    from twostroke.kernels.native.ggml_blocks import take_apart
+    from twostroke.kernels.native.ggml_blocks import unpack_blocks
 
     num_rows, num_columns = shape
     weight = layout.room(num_rows, num_columns, dtype)
-    take_apart(type_name, blocks, weight)
+    unpack_blocks(type_name, blocks, weight)
     return weight

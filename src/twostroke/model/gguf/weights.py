@@ -101,7 +101,7 @@ class GGUFWeights:
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> Tensor | QuantizedWeight:
         if self._has_whole_norm(name):
-            return self.read_numbers(name, rows)
+            return self.read_float32(name, rows)
         tensor = self._stored[name]
         # reorder rows before unpacking, when they have fewer bytes
         data, places = self._data(name, rows)
@@ -113,7 +113,7 @@ class GGUFWeights:
             weight.scales.copy_((weight.scales.float() * factor).clamp_(-LARGEST_SCALE, LARGEST_SCALE))
         return weight
 
-    def read_numbers(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
+    def read_float32(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
         """Return the numbers that a weight encodes, by ggml's formulas in float32, without rounding scales."""
         tensor = self._stored[name]
         data, places = self._data(name, rows)

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks.serving.clients import MOST_TOKENS, Answers, Heard, OrderKind, make_known_requests
+from benchmarks.serving.clients import MAX_TOKENS, Answers, OrderKind, TimedAnswer, make_known_requests
 
 DECK = make_known_requests(64, seed=3)
 
 
-def whole(text: str, status: int = 200, **more: Any) -> Heard:
-    heard = Heard()
+def whole(text: str, status: int = 200, **more: Any) -> TimedAnswer:
+    heard = TimedAnswer()
     heard.on_head(status, {b"content-type": b"application/json"}, 0.0)
     choice = {"index": 0, "text": text, "finish_reason": "stop", "token_ids": [len(text)], **more}
     heard.on_body(json.dumps({"id": "any", "choices": [choice]}).encode(), 0.1)
     return heard
 
 
-def streamed(*texts: str, ends: bool = True) -> Heard:
-    heard = Heard()
+def streamed(*texts: str, ends: bool = True) -> TimedAnswer:
+    heard = TimedAnswer()
     heard.on_head(200, {b"content-type": b"text/event-stream; charset=utf-8"}, 0.0)
     for i, text in enumerate(texts):
         choice = {"index": 0, "text": text, "token_ids": [7] * len(text), "finish_reason": None}
@@ -36,7 +36,7 @@ def test_a_deck_has_every_kind_and_is_the_same_for_a_seed() -> None:
     assert DECK == make_known_requests(64, seed=3) != make_known_requests(64, seed=4)
     for order in DECK:
         asked = json.loads(order.body)
-        assert len(asked.get("prompt", ())) + asked["max_tokens"] <= MOST_TOKENS
+        assert len(asked.get("prompt", ())) + asked["max_tokens"] <= MAX_TOKENS
         assert (order.status == 400) is (order.kind is OrderKind.REFUSED)
 
 
@@ -53,11 +53,11 @@ def test_the_first_answer_is_the_one_to_compare_with() -> None:
 
 
 def test_how_tokens_are_dealt_out_to_events_is_no_difference() -> None:
-    assert streamed("ab", "c").essence == streamed("a", "bc").essence != streamed("ab", "d").essence
+    assert streamed("ab", "c").answer_digest == streamed("a", "bc").answer_digest != streamed("ab", "d").answer_digest
 
 
-@pytest.mark.parametrize("heard", [whole("abc", status=500), streamed("ab", ends=False), Heard()])
-def test_what_is_no_answer_is_said(heard: Heard) -> None:
+@pytest.mark.parametrize("heard", [whole("abc", status=500), streamed("ab", ends=False), TimedAnswer()])
+def test_what_is_no_answer_is_said(heard: TimedAnswer) -> None:
     answers = Answers()
     assert not answers.take(DECK[0], heard)
     assert len(answers.wrong) == 1

@@ -20,7 +20,7 @@ def test_a_story_whole(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     if story.name == "prefix":  # one after the other: requests of the same step do not find each other's prefix
         a, b = {**a, "max_num_seqs": 1}, {**b, "max_num_seqs": 1}
     short = replace(story, a=a, b=b, workload=workload)
-    monkeypatch.setattr(lab, "ORDER", "ab")
+    monkeypatch.setattr(lab, "RUN_ORDER", "ab")
     monkeypatch.setattr(lab, "BY_NAME", {story.name: short})
     told = asyncio.run(tell(short))
     assert told.num_requests == 6

@@ -35,7 +35,7 @@ def test_latencies_count_from_when_the_request_was_due() -> None:
 def test_tokens_of_one_moment_are_one_chunk() -> None:
     one = exchange(0.0, {})
     for count, time_s in ((0, 1.0), (1, 2.0), (2, 2.0), (1, 3.0)):
-        one.take_tokens(count, time_s)
+        one.add_tokens(count, time_s)
     assert (one.chunk_times_s, one.chunk_tokens) == ([2.0, 3.0], [3, 1])
 
 

@@ -32,7 +32,7 @@ TokenTime = tuple[float, int]
 
 
 @dataclass(frozen=True)
-class EngineOrder:
+class LoadCommand:
     """Model to load, and the size of the work to expect."""
 
     model: str
@@ -81,7 +81,7 @@ class Scorer(Protocol):
         ...
 
 
-def serve(load: Callable[[EngineOrder], DrivenEngine]) -> None:
+def serve(load: Callable[[LoadCommand], DrivenEngine]) -> None:
     """Answer orders until the input ends or one fails."""
     answers = _claim_stdout()
     engine: DrivenEngine | None = None
@@ -90,7 +90,7 @@ def serve(load: Callable[[EngineOrder], DrivenEngine]) -> None:
         try:
             kind = order.pop("do")
             if kind == "load":
-                engine = load(EngineOrder(**order))
+                engine = load(LoadCommand(**order))
                 answer: dict[str, Any] = {"loaded": engine.about}
             elif kind == "score":
                 if not isinstance(engine, Scorer):

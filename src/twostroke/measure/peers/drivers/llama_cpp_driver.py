@@ -19,7 +19,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twostroke.measure.peers.drivers.driver_loop import EngineOrder, TokenTime
+    from twostroke.measure.peers.drivers.driver_loop import LoadCommand, TokenTime
 
 _BATCH = 2048
 _SCORED_BATCH = 64
@@ -33,7 +33,7 @@ class LlamaCpp:
     engine = "llama.cpp"
     """Name of the engine in errors."""
 
-    def __init__(self, order: EngineOrder) -> None:
+    def __init__(self, order: LoadCommand) -> None:
         """Load the file, and create a context for all sequences at full length."""
         self._c: Any = import_module(self.binding)
         self._numpy: Any = import_module("numpy")
@@ -47,7 +47,7 @@ class LlamaCpp:
         params.n_batch = _BATCH
         params.n_seq_max = order.max_num_seqs
         params.n_threads = params.n_threads_batch = order.threads
-        self._for_all_sequences(params)
+        self._share_kv_cache(params)
         if order.kv_cache_dtype is not None:
             params.type_k = params.type_v = getattr(c, f"GGML_TYPE_{order.kv_cache_dtype.upper()}")
         self._context: Any = c.llama_init_from_model(self._model, params)
@@ -62,11 +62,11 @@ class LlamaCpp:
         params.n_gpu_layers = 0
         return params
 
-    def _for_all_sequences(self, params: Any) -> None:
+    def _share_kv_cache(self, params: Any) -> None:
         """Set the options that let all sequences share one KV cache."""
         params.kv_unified = True
 
-    def _forget(self) -> None:
+    def _clear_kv(self) -> None:
         """Clear the KV cache."""
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
 
@@ -76,7 +76,7 @@ class LlamaCpp:
     def run(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[TokenTime]:
         """Compute the prompts in as few batches as possible, then one batch per step."""
         begin_s = time.perf_counter()
-        self._forget()
+        self._clear_kv()
         times: list[TokenTime] = []
         last: dict[int, int] = {}
         work = [
@@ -96,7 +96,7 @@ class LlamaCpp:
         return times
 
     def score(self, token_ids: Sequence[int], first: int, path: str) -> int:
-        self._forget()
+        self._clear_kv()
         work = [(token, place, 0, place + 1 >= first) for place, token in enumerate(token_ids[:-1])]
         num_rows = 0
         with open(path, "wb") as file:
@@ -150,10 +150,10 @@ class IkLlamaCpp(LlamaCpp):
         params.use_mmap = False
         return params
 
-    def _for_all_sequences(self, params: Any) -> None:
+    def _share_kv_cache(self, params: Any) -> None:
         params.flash_attn = False
 
-    def _forget(self) -> None:
+    def _clear_kv(self) -> None:
         self._c.llama_kv_cache_clear(self._context)
 
     def _about(self) -> dict[str, str]:

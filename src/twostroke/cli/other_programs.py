@@ -35,12 +35,12 @@ _KEPT = (
 _SERVER = "`twostroke serve MODEL` serves one model until it is stopped with Ctrl-C"
 
 
-def _by_word(instead: Mapping[str, str]) -> dict[str, str]:
+def _by_alias(instead: Mapping[str, str]) -> dict[str, str]:
     """Return the text for each word; a key of the argument is several words with one text."""
     return {word: here for words, here in instead.items() for word in words.split()}
 
 
-COMMANDS = _by_word(
+OTHER_COMMANDS = _by_alias(
     {
         "run complete cli llama-cli ask prompt": _TALK,
         "pull download install get fetch": _FETCH,
@@ -67,8 +67,8 @@ COMMANDS = _by_word(
 )
 """Commands of other programs, each with advice on what to do here."""
 
-_UNNEEDED = "not needed"
-FLAGS = _by_word(
+_NOT_NEEDED = "not needed"
+OTHER_FLAGS = _by_alias(
     {
         "-help -?": "--help",
         "-m --model-path --model-id": "--model",
@@ -99,40 +99,40 @@ FLAGS = _by_word(
         "--output-file": "--output",
         "-sys --system-prompt": "--system",
         "-cnv --conversation --interactive": "`twostroke chat MODEL`",
-        "--jinja": f"{_UNNEEDED}; the model's chat template is always used",
-        "--trust-remote-code": f"{_UNNEEDED}; no code of a model is ever run",
-        "--enable-auto-tool-choice": f"{_UNNEEDED}; --tool-call-parser is enough",
-        "--disable-log-requests": f"{_UNNEEDED}; requests are not logged",
-        "--disable-log-stats": f"{_UNNEEDED}; figures are at /metrics",
+        "--jinja": f"{_NOT_NEEDED}; the model's chat template is always used",
+        "--trust-remote-code": f"{_NOT_NEEDED}; no code of a model is ever run",
+        "--enable-auto-tool-choice": f"{_NOT_NEEDED}; --tool-call-parser is enough",
+        "--disable-log-requests": f"{_NOT_NEEDED}; requests are not logged",
+        "--disable-log-stats": f"{_NOT_NEEDED}; figures are at /metrics",
         "--kv-cache-memory-bytes": "--kv-cache-memory",
         "--swap-space": "--kv-offloading-size",
         "--allowed-origins": "--cors-origins",
-        "--guided-decoding-backend": f"{_UNNEEDED}; there is one backend",
+        "--guided-decoding-backend": f"{_NOT_NEEDED}; there is one backend",
         "--format --json-schema --grammar": "--structured-outputs",
     }
 )
 """Flags of other programs, each with its equivalent here."""
 
 
-def flag_here(unknown: str, arguments: Sequence[str]) -> str | None:
-    """Return a sentence with the equivalent of an unknown flag; None if the flag is not in `FLAGS`.
+def equivalent_flag(unknown: str, arguments: Sequence[str]) -> str | None:
+    """Return a sentence with the equivalent of an unknown flag; None if the flag is not in `OTHER_FLAGS`.
 
     Args:
         unknown: the flag as the parser cut it; for -ngl it may be -n.
         arguments: the words as they were typed.
     """
     typed = [argument.partition("=")[0] for argument in arguments]
-    whole = [word for word in typed if word in FLAGS and word.startswith(unknown)]
+    whole = [word for word in typed if word in OTHER_FLAGS and word.startswith(unknown)]
     name = whole[0] if whole else unknown
-    return f"{name}. In twostroke it is {FLAGS[name]}" if name in FLAGS else None
+    return f"{name}. In twostroke it is {OTHER_FLAGS[name]}" if name in OTHER_FLAGS else None
 
 
 STDIN = "-"
 """Prompt, or prompt file, that means standard input."""
 _END_OF_FLAGS = "--"
 _FLAG = re.compile(r"--[A-Za-z][\w-]*")
-_BELOW_ZERO = re.compile(r"-[\d.]+[A-Za-z%]\w*")
-_KINDS: dict[Any, str] = {
+_NEGATIVE = re.compile(r"-[\d.]+[A-Za-z%]\w*")
+_TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "yes or no",
@@ -141,7 +141,7 @@ _KINDS: dict[Any, str] = {
 }
 
 
-def run_words(app: App, words: Sequence[str], program: str) -> None:
+def run_command_line(app: App, words: Sequence[str], program: str) -> None:
     """Run a command.
 
     Args:
@@ -155,54 +155,56 @@ def run_words(app: App, words: Sequence[str], program: str) -> None:
     """
     try:
         with help_of(words) as known:
-            app(spelt_out(known), exit_on_error=False, print_error=False)
+            app(parser_words(known), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        sys.stderr.write(f"{program}: {told(error, words)}\n")
+        sys.stderr.write(f"{program}: {error_message(error, words)}\n")
         sys.exit(2)
     except TwostrokeError as error:
         sys.stderr.write(f"{program}: {error}\n")
         sys.exit(1)
 
 
-def spelt_out(arguments: Sequence[str]) -> list[str]:
+def parser_words(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command in the form that the parser accepts.
 
-    >>> spelt_out(["generate", "-", "--seed", "1"]), spelt_out(["help", "chat"]), spelt_out(["version"])
+    >>> parser_words(["generate", "-", "--seed", "1"]), parser_words(["help", "chat"]), parser_words(["version"])
     (['generate', '--prompt-file=-', '--seed', '1'], ['chat', '--help'], ['--version'])
-    >>> spelt_out(["chat", "help"]), spelt_out(["generate", "--", "help"])
+    >>> parser_words(["chat", "help"]), parser_words(["generate", "--", "help"])
     (['chat', '--help'], ['generate', '--', 'help'])
     """
     match arguments:
         case ["help", *rest]:
             return [*rest, "--help"]
-        case [command, "help"] | ["bench" as command, _, "help"] if not (command.startswith("-") or _is_here("help")):
+        case [command, "help"] | ["bench" as command, _, "help"] if not (
+            command.startswith("-") or _path_exists("help")
+        ):
             return [*arguments[:-1], "--help"]
         case ["version"] | ["-v"] | ["-V"]:
             return ["--version"]
         case ["generate", *rest]:
-            return ["generate", *_with_stdin(_with_values(rest))]
+            return ["generate", *_replace_dash(_join_negative_values(rest))]
         case _:
-            return _with_values(arguments)
+            return _join_negative_values(arguments)
 
 
-def _is_here(word: str) -> bool:
+def _path_exists(word: str) -> bool:
     """Return whether a word names a file or a folder; it is then not a command."""
     return os.path.exists(word)
 
 
-def _with_values(words: Sequence[str]) -> list[str]:
+def _join_negative_values(words: Sequence[str]) -> list[str]:
     """Join a flag and its value such as -1GB, which the parser would take for flags."""
     joined: list[str] = []
     for index, word in enumerate(words):
         flag = joined[-1] if joined else ""
-        if _END_OF_FLAGS in words[:index] or not (_BELOW_ZERO.fullmatch(word) and _FLAG.fullmatch(flag)):
+        if _END_OF_FLAGS in words[:index] or not (_NEGATIVE.fullmatch(word) and _FLAG.fullmatch(flag)):
             joined.append(word)
         else:
             joined[-1] = f"{flag}={word}"
     return joined
 
 
-def _with_stdin(words: Sequence[str]) -> Iterator[str]:
+def _replace_dash(words: Sequence[str]) -> Iterator[str]:
     """Replace "-" by --prompt-file=-, because the parser reads a dash as the start of a flag."""
     flags = list(words[: words.index(_END_OF_FLAGS)]) if _END_OF_FLAGS in words else list(words)
     for index, word in enumerate(flags):
@@ -215,7 +217,7 @@ def _with_stdin(words: Sequence[str]) -> Iterator[str]:
     yield from words[len(flags) :]
 
 
-def told(error: CycloptsError, arguments: Sequence[str]) -> str:
+def error_message(error: CycloptsError, arguments: Sequence[str]) -> str:
     """Return the error message for a command that cannot be parsed, in one line."""
     match error:
         case UnknownCommandError(unused_tokens=[word, *_]) if not error.command_chain:
@@ -224,7 +226,7 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
             unknown = (error.token.keyword or error.token.value).partition("=")[0]
             if unknown == STDIN:
                 return f"{STDIN!r} means a prompt on stdin, for generate only; chat reads stdin without it."
-            here = flag_here(unknown, arguments)
+            here = equivalent_flag(unknown, arguments)
             if here is not None:
                 return f"Unknown option: {here}."
             is_prompt = "generate" in (error.command_chain or ())
@@ -233,11 +235,11 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
             return _one_line(error) + every_flag + (behind if is_prompt else "")
         case MissingArgumentError(argument=argument) if argument is not None:
             name = error.keyword or next((token.keyword for token in argument.tokens if token.keyword), None)
-            what = f"{argument.name} is required{_of_command(error)}" if name is None else f"{name} needs a value"
+            what = f"{argument.name} is required{_by_command_text(error)}" if name is None else f"{name} needs a value"
             choices = [repr(value) for value in get_args(argument.hint)] if get_origin(argument.hint) is Literal else []
             return f"{what}{': ' if choices else ''}{' or '.join(choices)}. --help shows how."
         case CoercionError(msg=None, target_type=kind, token=token) if kind is not None and token is not None:
-            wanted = dict.fromkeys(_wanted(kind))
+            wanted = dict.fromkeys(_accepted_values(kind))
             if error.__cause__ is None and get_origin(kind) is not Literal and wanted:
                 name = token.keyword or (error.argument.name.lstrip("-").upper() if error.argument else "the value")
                 return f"{name}={shown(token.value)}: must be {' or '.join(wanted)}."
@@ -251,14 +253,14 @@ def told(error: CycloptsError, arguments: Sequence[str]) -> str:
 
 
 def _unknown_command(word: str, error: CycloptsError) -> str:
-    if word in COMMANDS:
-        return f"there is no command {word!r} here: {COMMANDS[word]}."
+    if word in OTHER_COMMANDS:
+        return f"there is no command {word!r} here: {OTHER_COMMANDS[word]}."
     if "/" in word or word.endswith((".gguf", ".safetensors")) or os.path.exists(word):
         return f"{word!r} is not a command; put a command before the model: twostroke chat {word}"
     return _one_line(error)
 
 
-def _of_command(error: CycloptsError) -> str:
+def _by_command_text(error: CycloptsError) -> str:
     """Return " by COMMAND" if the parser had found a command, else ""."""
     return f" by {' '.join(error.command_chain)}" if error.command_chain else ""
 
@@ -267,13 +269,13 @@ def _one_line(error: CycloptsError) -> str:
     return " ".join(str(error).split())
 
 
-def _wanted(hint: Any) -> Iterator[str]:
+def _accepted_values(hint: Any) -> Iterator[str]:
     """Yield descriptions of the values that a type accepts."""
-    if hint in _KINDS:
-        yield _KINDS[hint]
+    if hint in _TYPE_NAMES:
+        yield _TYPE_NAMES[hint]
     elif get_origin(hint) is Literal:
         yield from map(repr, get_args(hint))
     else:
         for part in get_args(hint):
             if part is not NoneType and part is not Ellipsis:
-                yield from _wanted(part)
+                yield from _accepted_values(part)

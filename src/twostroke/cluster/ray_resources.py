@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ResourceRequest:
     """Resources that a process needs."""
 
     num_ranks: int
@@ -46,7 +46,7 @@ class Wish:
         words += "" if self.role is None else f" and one {self.role!r}"
         return f"{words} on each of {self.num_ranks} nodes" if self.is_spread else words
 
-    def num_places(self, nodes: Sequence[Mapping[str, float]]) -> int:
+    def num_fitting(self, nodes: Sequence[Mapping[str, float]]) -> int:
         """Return the number of such processes that the nodes could hold when empty."""
         (wanted, *others) = self.resources
         fits = [int(min(node.get(name, 0) // number for name, number in wanted.items())) for node in nodes]
@@ -64,9 +64,9 @@ class Shortage:
 
     wanted: Mapping[Role, int]
     """Number of processes, by pool, that share the scarce resource."""
-    wish: Wish
+    request: ResourceRequest
     """Resources that each process needs."""
-    num_places: int
+    num_fitting: int
     """Number of such processes that the nodes could hold."""
 
     @property
@@ -76,23 +76,29 @@ class Shortage:
 
 
 def shortage(
-    nodes: Sequence[Mapping[str, float]], wanted: Mapping[Role, int], wishes: Mapping[Role, Wish], *, may_share: bool
+    nodes: Sequence[Mapping[str, float]],
+    wanted: Mapping[Role, int],
+    requests: Mapping[Role, ResourceRequest],
+    *,
+    may_share: bool,
 ) -> Shortage | None:
     """Return the shortage of the nodes for so many processes; None: there is none.
 
     Args:
         nodes: resources of each node.
         wanted: number of processes, by pool.
-        wishes: resources that a process of each pool needs.
+        requests: resources that a process of each pool needs.
         may_share: processes of both pools need the same processors, so both are also checked together.
     """
-    asked: list[tuple[Mapping[Role, int], Wish]] = [({role: n}, wishes[role]) for role, n in wanted.items()]
+    asked: list[tuple[Mapping[Role, int], ResourceRequest]] = [
+        ({role: n}, requests[role]) for role, n in wanted.items()
+    ]
     if may_share and len(wanted) > 1 and all(wanted.values()):
-        asked.append((wanted, replace(wishes[Role.DECODE], role=None)))
-    for part, wish in asked:
-        num_places = wish.num_places(nodes)
-        if sum(part.values()) > num_places:
-            return Shortage(part, wish, num_places)
+        asked.append((wanted, replace(requests[Role.DECODE], role=None)))
+    for part, request in asked:
+        num_fitting = request.num_fitting(nodes)
+        if sum(part.values()) > num_fitting:
+            return Shortage(part, request, num_fitting)
     return None
 
 
@@ -139,7 +145,7 @@ def check_reach(address: str) -> None:
         ) from None
 
 
-async def in_time(call: Callable[[], _T], timeout_s: float, what: str) -> _T:
+async def with_timeout(call: Callable[[], _T], timeout_s: float, what: str) -> _T:
     """Return the result of a call that may hang; run it in a daemon thread, which is abandoned after the timeout."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[_T] = loop.create_future()

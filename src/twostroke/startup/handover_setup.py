@@ -15,18 +15,18 @@ from twostroke.config.kv_format import KVFormat
 from twostroke.config.load import DEFAULT_GROUP_SIZE, LoadConfig
 from twostroke.config.model import ModelConfig
 from twostroke.engine.clock import monotonic_clock
-from twostroke.engine.handover_port import EndHold, HandoverPort, KVFetched, LenderAddress
+from twostroke.engine.handover_messages import EndHold, HandoverSettings, KVFetched, LenderAddress
 from twostroke.engine.journal import Journal
-from twostroke.engine.kv_ends import KVEnds
+from twostroke.engine.kv_endpoints import KVEndpoints
 from twostroke.engine.kv_fetching import KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.errors import SetupError
 from twostroke.gguf.container import parts_of
 from twostroke.kernels.reference.kv_codec import recode
+from twostroke.kv_transfer.block_import import BlockReading
 from twostroke.kv_transfer.borrower import KVBorrower
 from twostroke.kv_transfer.geometry import KV_CACHE_DTYPE, KVGeometry
-from twostroke.kv_transfer.intake import BlockReading
-from twostroke.kv_transfer.lender import KVLender, PoolToLend
+from twostroke.kv_transfer.lender import KVLender, LendableMemory
 from twostroke.kv_transfer.memory import KVMemory, SharedMemory
 from twostroke.kv_transfer.nixl_reads import NixlAgent
 from twostroke.runner.model_runner import ModelRunner
@@ -35,10 +35,10 @@ from twostroke.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverEnds:
+class HandoverSetup:
     """Settings of an engine in a pool, in addition to its config."""
 
-    port: HandoverPort
+    port: HandoverSettings
     epoch: int
     """Number that identifies the process."""
     post: Callable[[KVFetched | EndHold], object]
@@ -46,7 +46,7 @@ class HandoverEnds:
     read any more."""
 
 
-def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> SharedMemory | None:
+def shared_memory_for(port: HandoverSettings, num_ranks: int, num_bytes: int) -> SharedMemory | None:
     """Create memory for a KV cache that other processes on this machine map; return None if none does.
 
     Other engines on this machine map the memory they fetch from; rank 0 maps that of all ranks, to lend and to fill it.
@@ -74,13 +74,13 @@ def shared_memory_for(port: HandoverPort, num_ranks: int, num_bytes: int) -> Sha
 
 
 def build_handovers(
-    ends: HandoverEnds,
+    ends: HandoverSetup,
     geometry: KVGeometry,
     scheduler: Scheduler,
     journal: Journal,
     runner: ModelRunner,
     shared: SharedMemory | None,
-) -> tuple[KVEnds, LenderAddress | None]:
+) -> tuple[KVEndpoints, LenderAddress | None]:
     """Return an engine's hand-over ends, and the address at which it lends.
 
     Args:
@@ -104,7 +104,7 @@ def build_handovers(
         lent = NixlAgent(memory) if port.lends_at.by_nixl else shared if port.lends_at.is_local else None
         orders = tuple(runner.head_order(group.spec, block_size) for group in kv.layout.groups)
         lender = KVLender(
-            PoolToLend(memory, lent, orders),
+            LendableMemory(memory, lent, orders),
             geometry,
             epoch=ends.epoch,
             clock=monotonic_clock,
@@ -126,7 +126,7 @@ def build_handovers(
             nixl=NixlAgent(memory) if port.fetches_by_nixl else None,
         )
         fetching = KVFetching(scheduler, borrower, journal, layout=kv.layout, clock=monotonic_clock, post=ends.post)
-    return KVEnds(scheduler, journal, monotonic_clock, lending, fetching), where
+    return KVEndpoints(scheduler, journal, monotonic_clock, lending, fetching), where
 
 
 _NUM_SAMPLES = 16

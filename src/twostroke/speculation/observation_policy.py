@@ -26,10 +26,10 @@ class ObservationPolicy:
         """Whether it observes the next step, whatever that computes."""
         return self._num_unasked < self._OBSERVED_STEPS
 
-    def asked(self) -> None:
+    def drafts_wanted(self) -> None:
         """Record that drafts are wanted."""
         self._num_unasked = 0
 
-    def shown(self, step: TargetStep) -> None:
+    def step_passed(self, step: TargetStep) -> None:
         """Record that a step has passed."""
-        self._num_unasked += all(read.num_tokens == 1 for read in step.reads)
+        self._num_unasked += all(read.num_tokens == 1 for read in step.spans)

@@ -1,7 +1,7 @@
 """Text interface to an engine: admits requests and assembles their outputs, wherever the tokens are made.
 
 prompt ─► enqueue ─► sequences of token ids ─► an engine in this process, or in another
-RequestOutputs ◄── take_in ◄──── updates of its steps ◄─┘
+RequestOutputs ◄── process_updates ◄──── updates of its steps ◄─┘
 
 TextFrontend does this; StreamingFrontend adds a stream per request for an engine in another process.
 """
@@ -22,7 +22,7 @@ from twostroke.client.engine_client import OutputStream
 from twostroke.client.input_processor import InputProcessor, PromptInput
 from twostroke.client.output_processor import OutputProcessor
 from twostroke.client.submission import Submission
-from twostroke.config.checks import unicode
+from twostroke.config.checks import check_unicode
 from twostroke.engine.clock import monotonic_clock
 from twostroke.engine.facts import EngineFacts
 from twostroke.engine.generation import GenerationRequest
@@ -149,7 +149,7 @@ class TextFrontend:
             self._ended[request_id] = output
         return bool(sequence_ids)
 
-    def take_in(self, updates: Sequence[TokenUpdate]) -> Sequence[RequestOutput]:
+    def process_updates(self, updates: Sequence[TokenUpdate]) -> Sequence[RequestOutput]:
         """Return the outputs of a step's updates, and end the sequences in whose text a stop string was found."""
         processed = self.outputs.process(updates)
         for ended in processed.ended:
@@ -186,7 +186,7 @@ def _check_name(parameter: str, value: Any) -> None:
     """Check a name that is hashed and written to the event log: valid Unicode, and not too long."""
     if not isinstance(value, str):
         raise InvalidParameter(parameter, value, f"must be a string, not {kind_of(value)}")
-    unicode(parameter, value)
+    check_unicode(parameter, value)
     num_bytes = len(value.encode("utf-8"))
     if num_bytes > MAX_NAME_BYTES:
         raise InvalidParameter(
@@ -236,7 +236,7 @@ class StreamingFrontend:
         self._expected: tuple[Path, asyncio.Future[Tokenizer]] | None = None
         """A tokenizer that is being read, with its path."""
         self._inputs: InputProcessor | None = None
-        self._desk: TextFrontend | None = None
+        self._frontend: TextFrontend | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -257,17 +257,17 @@ class StreamingFrontend:
         return self._inputs
 
     @property
-    def desk(self) -> TextFrontend:
-        """Front desk of the current engine."""
-        assert self._desk is not None, "an engine that runs has been met"
-        return self._desk
+    def frontend(self) -> TextFrontend:
+        """Text frontend of the current engine."""
+        assert self._frontend is not None, "an engine that runs has been met"
+        return self._frontend
 
     @property
     def num_streams(self) -> int:
         """Number of requests that have not ended."""
         return len(self._streams)
 
-    def expect(self, words: str) -> None:
+    def preload_tokenizer(self, words: str) -> None:
         """Start reading a tokenizer while its engine loads, if the name is a local file or folder."""
         with contextlib.suppress(OSError, RuntimeError, ValueError):  # the engine refuses such names
             path = Path(words).expanduser()
@@ -283,7 +283,7 @@ class StreamingFrontend:
                 return await expected[1]
         return await asyncio.to_thread(load_tokenizer, path)
 
-    async def meet(self, facts: EngineFacts, runner: SequenceRunner) -> None:
+    async def prepare_for(self, facts: EngineFacts, runner: SequenceRunner) -> None:
         """Prepare for an engine; the tokenizer is read once, outside of the event loop."""
         if self._tokenizer is None:
             self._tokenizer = await self._read_tokenizer(Path(facts.tokenizer_path))
@@ -292,13 +292,13 @@ class StreamingFrontend:
             await asyncio.to_thread(grammars.warm_up)
             self._inputs = InputProcessor.of_engine(facts, self._tokenizer, grammars, self._chat_template)
             self._facts = facts
-        self._desk = TextFrontend(runner, self._tokenizer, facts)
+        self._frontend = TextFrontend(runner, self._tokenizer, facts)
 
-    def receive(self, submission: Submission, is_waiting: Callable[[str], bool]) -> OutputStream:
+    def open_stream(self, submission: Submission, is_waiting: Callable[[str], bool]) -> OutputStream:
         """Queue a request and return its stream, as EngineClient.generate; `is_waiting` tells whether a sequence has
         not begun."""
         try:
-            request_id = self.desk.enqueue(submission)
+            request_id = self.frontend.enqueue(submission)
         except BaseException:
             name = submission.request_id
             if name is not None and name not in self._streams:  # else it belongs to a live request
@@ -312,13 +312,13 @@ class StreamingFrontend:
 
         stream = self._streams[request_id] = OutputStream(abandon)
         if submission.start_by_s is not None:
-            sequence_ids = self.desk.outputs.live_sequence_ids(request_id)
+            sequence_ids = self.frontend.outputs.live_sequence_ids(request_id)
             stream.start_by(submission.start_by_s - monotonic_clock(), lambda: all(map(is_waiting, sequence_ids)))
         return stream
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> None:
         """Put the outputs of a step into their streams."""
-        for output in self.desk.take_in(updates):
+        for output in self.frontend.process_updates(updates):
             stream = self._streams.get(output.request_id)
             if self._drifts:
                 output.numeric_drift = self._drifts.get(output.request_id, {})
@@ -330,11 +330,11 @@ class StreamingFrontend:
 
     def note_drift(self, sequence_id: str, drift: NumericDrift) -> None:
         """Record that workers of different numerics run a sequence; its request's outputs include it from now on."""
-        request_id = self.desk.outputs.request_of(sequence_id)
+        request_id = self.frontend.outputs.request_of(sequence_id)
         if request_id is not None:  # its stream may not exist yet: placing comes first
             self._drifts[request_id] = merged_drift(self._drifts.get(request_id, {}), drift)
 
-    def lose(self, cause: str) -> None:
+    def fail_all(self, cause: str) -> None:
         """End all streams with the cause."""
         self._drifts.clear()
         self._tenants.clear()
@@ -344,7 +344,7 @@ class StreamingFrontend:
 
     def fail_sequence(self, sequence_id: str, cause: str) -> None:
         """End the request of a sequence that will not end by itself; unknown ones are ignored."""
-        request_id = self.desk.outputs.request_of(sequence_id)
+        request_id = self.frontend.outputs.request_of(sequence_id)
         stream = None if request_id is None else self._streams.get(request_id)
         if request_id is not None and stream is not None:
             self._end(request_id)
@@ -363,8 +363,8 @@ class StreamingFrontend:
         """End a request and forget its stream; return the outputs that the stream did not get."""
         del self._streams[request_id]
         self._forget(request_id)
-        self.desk.abort(request_id)
-        return self.desk.take_aborted()
+        self.frontend.abort(request_id)
+        return self.frontend.take_aborted()
 
     def _forget(self, request_id: str) -> None:
         """Forget what is stored for a request beside its stream."""

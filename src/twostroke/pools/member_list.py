@@ -14,7 +14,7 @@ from twostroke.pools.member import Member
 from twostroke.pools.prediction import DecodeSide, MemberState, PlacedLoad, PrefillSide, local_cost_s
 from twostroke.pools.route import RouteRequest
 
-MIDDLING = RouteRequest(num_prompt_tokens=512, num_output_tokens=256)
+TYPICAL_REQUEST = RouteRequest(num_prompt_tokens=512, num_output_tokens=256)
 """Typical request that defines the order. Among equally fast members any request gives the same order."""
 
 
@@ -67,7 +67,7 @@ class MemberList:
 
     def __init__(self, config: RoutingConfig) -> None:
         self._config = config
-        self._standings: dict[str, MemberState] = {}
+        self._states: dict[str, MemberState] = {}
         self._placed: dict[str, PlacedLoad] = {}
         self.for_prefill = MembersByLoad()
         """Members that compute prompts for others."""
@@ -81,37 +81,37 @@ class MemberList:
         """Members without a measured prefill rate by kind; the fastest rate of the kind is assumed for them."""
 
     def __contains__(self, member_id: object) -> bool:
-        return member_id in self._standings
+        return member_id in self._states
 
     def __len__(self) -> int:
-        return len(self._standings)
+        return len(self._states)
 
     def __getitem__(self, member_id: str) -> MemberState:
         """Return a member's state, including the requests placed there."""
-        return self._standings[member_id]
+        return self._states[member_id]
 
     @property
     def members(self) -> Iterator[Member]:
         """Last reports of all members."""
-        return (standing.member for standing in self._standings.values())
+        return (state.member for state in self._states.values())
 
     def put(self, member: Member) -> None:
         """Add a member, or take its report, which includes the requests placed there before."""
-        before = self._standings.get(member.member_id)
+        before = self._states.get(member.member_id)
         if before is not None and before.member.kind != member.kind:
             self._forget_rate(before.member)
         self._placed.pop(member.member_id, None)
         fastest = self._rate_of(member.kind)
         if member.kind:
             self._note_rate(member)
-        self._stand(member, PlacedLoad())
+        self._update_orders(member, PlacedLoad())
         if self._rate_of(member.kind) != fastest:
             self._update_unmeasured(member.kind)
 
     def place(self, member_id: str, more: PlacedLoad) -> None:
         """Add a request to a member's load; ignore a member that has left."""
-        standing = self._standings.get(member_id)
-        if standing is None:
+        state = self._states.get(member_id)
+        if state is None:
             return
         before = self._placed.get(member_id, PlacedLoad())
         placed = replace(
@@ -121,11 +121,11 @@ class MemberList:
             num_blocks=before.num_blocks + more.num_blocks,
         )
         self._placed[member_id] = placed
-        self._stand(standing.member, placed)
+        self._update_orders(state.member, placed)
 
     def remove(self, member_id: str) -> None:
         """Remove a member."""
-        left = self._standings.pop(member_id, None)
+        left = self._states.pop(member_id, None)
         self._placed.pop(member_id, None)
         self._remove_from_orders(member_id)
         if left is not None:
@@ -161,22 +161,22 @@ class MemberList:
     def _update_unmeasured(self, kind: str) -> None:
         """Recompute the members for which another member's rate is assumed."""
         for member_id in self._unmeasured.get(kind, ()):
-            self._stand(self._standings[member_id].member, self._placed.get(member_id, PlacedLoad()))
+            self._update_orders(self._states[member_id].member, self._placed.get(member_id, PlacedLoad()))
 
-    def _stand(self, member: Member, placed: PlacedLoad) -> None:
+    def _update_orders(self, member: Member, placed: PlacedLoad) -> None:
         member_id, role = member.member_id, member.role
-        standing = self._standings[member_id] = MemberState.of(member, placed, self._config, self._rate_of(member.kind))
+        state = self._states[member_id] = MemberState.of(member, placed, self._config, self._rate_of(member.kind))
         if not member.takes_requests:
             self._remove_from_orders(member_id)
             return
-        here = PrefillSide.of(standing, MIDDLING, 0)
+        here = PrefillSide.of(state, TYPICAL_REQUEST, 0)
         if role.prefills_for_others:
             late_s = here.late_tokens * self._config.late_token_s
             self.for_prefill.put(member_id, here.queue_s + here.prefill_s + late_s)
         else:
             self.for_prefill.remove(member_id)
         if role.decodes:
-            decode = DecodeSide.of(standing, MIDDLING, 0)
+            decode = DecodeSide.of(state, TYPICAL_REQUEST, 0)
             self.for_decode.put(member_id, decode.slot_s + decode.decode_s + decode.tail_s)
             self.for_both.put(member_id, local_cost_s(here, decode, self._config))
         else:

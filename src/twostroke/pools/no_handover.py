@@ -12,7 +12,7 @@ from twostroke.pools.prediction import DecodeSide, PrefillSide, hand_over_cost_s
 from twostroke.pools.route import RoutePrediction, RouteReason, RouteRequest
 
 
-def why_alone(
+def no_handover_reason(
     request: RouteRequest, pair: tuple[PrefillSide, DecodeSide, float], local: RoutePrediction, config: RoutingConfig
 ) -> RouteReason:
     """Return the reason why the decode member computes the prompt.
@@ -31,10 +31,10 @@ def why_alone(
 
     def as_warm(side: PrefillSide) -> PrefillSide:
         num_cached = max(side.num_cached_tokens, local.num_cached_tokens)
-        return PrefillSide.of(side.standing, request, num_cached)._replace(queue_s=side.queue_s)
+        return PrefillSide.of(side.state, request, num_cached)._replace(queue_s=side.queue_s)
 
     def as_fast(side: PrefillSide) -> PrefillSide:
-        share = min(1.0, local_s_per_token / side.standing.prefill_s_per_token)
+        share = min(1.0, local_s_per_token / side.state.prefill_s_per_token)
         return side._replace(prefill_s=side.prefill_s * share, late_tokens=side.late_tokens * share)
 
     def as_idle(side: PrefillSide) -> PrefillSide:

@@ -23,7 +23,7 @@ def close_together(engines: Mapping[Way, ModelEngine]) -> Generator[Mapping[Way,
             engine.close()
 
 
-def in_turn(
+def alternate(
     rounds: int,
     ways: Iterable[str],
     measure: Callable[[str, int], Result],

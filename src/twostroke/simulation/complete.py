@@ -20,7 +20,7 @@ from twostroke.events import (
 _AS_WRITTEN = "Give a file that --event-log wrote, as it was written."
 
 
-def check_whole(events: Iterable[Event]) -> None:
+def check_complete(events: Iterable[Event]) -> None:
     """Raise if an event must be missing from a log.
 
     Steps are numbered without gaps. Each result belongs to the oldest step without one. Every running request has
@@ -68,7 +68,7 @@ def check_usable(events: Sequence[Event]) -> None:
         elif isinstance(event, EngineStarted):
             begun.add(event.process)
         elif event.process not in begun:
-            raise _hole(event.time_s, "the start of the engine")
+            raise _gap(event.time_s, "the start of the engine")
     times_s = [event.time_s for event in events if isinstance(event, StepScheduled | StepCommitted)]
     if times_s and min(times_s) == max(times_s):
         limit = f"must hold steps that took time; all of them are at {times_s[0]:.3f} s"
@@ -88,7 +88,7 @@ class _CompletenessCheck:
         if isinstance(event, EventsDropped):
             raise gap_error(event)
         if not self._has_begun and not isinstance(event, EngineStarted):
-            raise _hole(event.time_s, "the start of the engine")
+            raise _gap(event.time_s, "the start of the engine")
         match event:
             case EngineStarted():
                 self._has_begun = True
@@ -106,10 +106,10 @@ class _CompletenessCheck:
     def _scheduled(self, event: StepScheduled) -> None:
         batch = event.batch
         if batch.step != self._next_step:
-            raise _hole(event.time_s, f"step {self._next_step}")
+            raise _gap(event.time_s, f"step {self._next_step}")
         strangers = [r.request_id for r in batch.requests if r.request_id not in self._arrived]
         if strangers:
-            raise _hole(event.time_s, f"the arrival of request {strangers[0]!r}")
+            raise _gap(event.time_s, f"the arrival of request {strangers[0]!r}")
         self._next_step += 1
         if not batch.is_empty:
             self._in_flight.append(batch.step)
@@ -118,7 +118,7 @@ class _CompletenessCheck:
     def _committed(self, event: StepCommitted) -> None:
         if not self._in_flight or self._in_flight[0] != event.step:
             step = self._in_flight[0] if self._in_flight else event.step
-            raise _hole(event.time_s, f"the result of step {step}" if self._in_flight else f"step {step}")
+            raise _gap(event.time_s, f"the result of step {step}" if self._in_flight else f"step {step}")
         self._in_flight.popleft()
         decided_s = self._decided_s.popleft()
         if event.time_s < decided_s:
@@ -127,6 +127,6 @@ class _CompletenessCheck:
             raise InvalidParameter("event_log", UNNAMED_LOG, limit, _AS_WRITTEN)
 
 
-def _hole(time_s: float, missing: str) -> InvalidParameter:
+def _gap(time_s: float, missing: str) -> InvalidParameter:
     limit = f"must hold every event from the engine's start; it lacks {missing} before {time_s:.3f} s"
     return InvalidParameter("event_log", UNNAMED_LOG, limit, _AS_WRITTEN)

@@ -107,7 +107,7 @@ def engine_ends(context: zmq.Context[Any], folder: Path) -> tuple[Any, Any]:
         return commands, reports
     end = msgspec.json.decode(told.read_bytes(), type=NetworkEnd)
     told.unlink()  # the secret key is for this process only
-    _let_in(context, end.gateway_key)
+    _authenticate(context, end.gateway_key)
     for socket, descriptor in zip((commands, reports), end.descriptors, strict=True):
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = end.public_key, end.secret_key
@@ -118,7 +118,7 @@ def engine_ends(context: zmq.Context[Any], folder: Path) -> tuple[Any, Any]:
     return commands, reports
 
 
-def _let_in(context: zmq.Context[Any], key: bytes) -> None:
+def _authenticate(context: zmq.Context[Any], key: bytes) -> None:
     """Authenticate connections to this context's sockets in a thread, until it ends: only the owner of this key may
     connect."""
     questions = context.socket(zmq.REP)

@@ -76,19 +76,19 @@ class AsyncModelRunner(ModelRunner):
         """Launch a step without waiting for it, then finish the previous one."""
         before = self._last
         if before is not None and before.token_ids is None:
-            self._end(before)  # the device holds no tokens for the next step
-        self._begin(batch)
+            self._finish_once(before)  # the device holds no tokens for the next step
+        self._prepare_pass(batch)
         inputs = build_input_batch(batch, self._table)
         input_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
-        handed_on = self._places_handed_on(inputs, before)
-        if handed_on is not None and before is not None:
-            input_ids = _with_early_tokens(input_ids, before, self._to_device(handed_on))
+        early_indices = self._early_token_indices(inputs, before)
+        if early_indices is not None and before is not None:
+            input_ids = _with_early_tokens(input_ids, before, self._to_device(early_indices))
         begin_s = time.perf_counter()
         forward = self._prepare(inputs, positions)
         hidden = forward(input_ids)
         if before is not None:
-            self._end(before)
-            if handed_on is not None and before.early_tokens_differ:  # K and V are written to the same slots again
+            self._finish_once(before)
+            if early_indices is not None and before.early_tokens_differ:  # K and V are written to the same slots again
                 known = build_input_batch(batch, self._table)
                 hidden = forward(self._to_device(known.input_ids))
         step = AsyncStep(batch, inputs, hidden, begin_s)
@@ -106,7 +106,7 @@ class AsyncModelRunner(ModelRunner):
     def finish(self, step: LaunchedStep) -> StepResult:
         """Wait for the oldest unfinished step."""
         assert isinstance(step, AsyncStep), f"{step}"
-        self._end(step)
+        self._finish_once(step)
         if isinstance(step.outcome, Exception):
             raise step.outcome
         assert step.outcome is not None
@@ -117,7 +117,7 @@ class AsyncModelRunner(ModelRunner):
         super().close()
         self._last = None
 
-    def _places_handed_on(self, inputs: InputBatch, before: AsyncStep | None) -> np.ndarray | None:
+    def _early_token_indices(self, inputs: InputBatch, before: AsyncStep | None) -> np.ndarray | None:
         """Return each token's index among the tokens drawn by the previous step, -1 for tokens known on the host.
 
         int64 [num_tokens]; None if all are known.
@@ -132,7 +132,7 @@ class AsyncModelRunner(ModelRunner):
         places = np.array([before.places.get(row.index, 0) for row in inputs.rows], np.int64)
         return np.where(is_unknown, np.repeat(places, lens), -1)
 
-    def _end(self, step: AsyncStep) -> None:
+    def _finish_once(self, step: AsyncStep) -> None:
         """Wait for a step and keep its outcome; do nothing if that was done."""
         if step.outcome is not None:
             return

@@ -17,7 +17,7 @@ from twostroke.speculation.proposer import DraftRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class DraftPassInput:
     """Tokens of a sequence to compute."""
 
     request: DraftRequest
@@ -48,7 +48,7 @@ class TargetTable:
         return page_ids // self.ids.stride * self.ids.per_block + page_ids % self.ids.stride // self.ids.step
 
 
-class Reader:
+class DraftModelPass:
     """First layers of a model, its norm and its head.
 
     ```
@@ -83,7 +83,7 @@ class Reader:
         self._device = device
 
     @torch.inference_mode()
-    def read(self, readings: Sequence[Reading], ends: Sequence[int]) -> Tensor:
+    def read(self, readings: Sequence[DraftPassInput], ends: Sequence[int]) -> Tensor:
         """Compute the tokens, and return logits after the last token of some readings.
 
         Args:

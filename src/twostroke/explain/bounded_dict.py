@@ -11,7 +11,7 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-class Remembered(dict[_Key, _Value], Generic[_Key, _Value]):
+class BoundedDict(dict[_Key, _Value], Generic[_Key, _Value]):
     """Dictionary that drops its oldest entries beyond a limit, because the matching event may never come."""
 
     def put(self, key: _Key, value: _Value) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from twostroke.batch import Commit, ScheduledBatch
 from twostroke.engine.clock import Clock
 from twostroke.engine.generation import GenerationRequest
-from twostroke.engine.handover_port import DropKV, EndHold, FetchKV, KVFetched
+from twostroke.engine.handover_messages import DropKV, EndHold, FetchKV, KVFetched
 from twostroke.engine.kv_fetching import ImportLog, KVFetching
 from twostroke.engine.kv_lending import KVLending
 from twostroke.events import KVHoldEnded
@@ -26,7 +26,7 @@ from twostroke.request import Arrival
 from twostroke.scheduler.scheduler import Scheduler
 
 
-class KVEnds:
+class KVEndpoints:
     """The lending and fetching ends of an engine; call `bind` before anything else.
 
     Args:
@@ -71,7 +71,7 @@ class KVEnds:
         if self._lending is not None:
             self._lending.arrived(arrival)
 
-    def obey(self, message: FetchKV | DropKV | KVFetched | EndHold) -> None:
+    def handle(self, message: FetchKV | DropKV | KVFetched | EndHold) -> None:
         """Handle a hand-over message."""
         if isinstance(message, EndHold):
             self._end_hold(message.hold_id)
@@ -94,7 +94,7 @@ class KVEnds:
     def start_waiting_imports(self) -> None:
         """Start the waiting imports that now have room."""
         if self._fetching is not None:
-            for request in self._fetching.try_again(is_idle=self._is_idle()):
+            for request in self._fetching.start_imports(is_idle=self._is_idle()):
                 self.add(request)
 
     def decided(self, batch: ScheduledBatch) -> None:

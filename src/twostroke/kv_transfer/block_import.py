@@ -43,14 +43,14 @@ class LentBlocks:
     """Places of tokens in a head of the lender's pages, per KV group; empty: same as the borrower's."""
 
 
-class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
+class BlockTransfer(contextlib.AbstractContextManager["BlockTransfer"], Protocol):
     """A transfer of the bytes of one prefix, where the lender's memory is not shared."""
 
     def staging(self, memory: KVMemory) -> KVMemory:
         """Prepare memory outside the pool to receive bytes, and return it."""
         ...
 
-    def bring(
+    def receive_pages(
         self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
     ) -> int:
         """Fill the ready layers of some pages.
@@ -71,7 +71,7 @@ class Bringing(contextlib.AbstractContextManager["Bringing"], Protocol):
         ...
 
 
-class Sent:
+class SocketTransfer:
     """A transfer in which the lender sends the bytes: per group from the first entry requested, in order."""
 
     def __init__(self, connection: Connection) -> None:
@@ -80,7 +80,7 @@ class Sent:
     def staging(self, memory: KVMemory) -> KVMemory:
         return memory
 
-    def bring(
+    def receive_pages(
         self, memory: KVMemory, rows: Sequence[Sequence[int]], ready: EntriesReady, entries: Sequence[range]
     ) -> int:
         del entries
@@ -88,7 +88,7 @@ class Sent:
         receive_pieces(self._connection, places)
         return sum(map(len, places))
 
-    def __enter__(self) -> Sent:
+    def __enter__(self) -> SocketTransfer:
         return self
 
     def __exit__(
@@ -97,10 +97,10 @@ class Sent:
         """Leave the connection open; its creator closes it."""
 
 
-class Intake(Protocol):
+class BlockImport(Protocol):
     """A path of a lender's layers and entries into the borrower's blocks."""
 
-    def take(self, ready: EntriesReady) -> int:
+    def import_entries(self, ready: EntriesReady) -> int:
         """Store the ready entries; return the number of bytes received.
 
         Raises:
@@ -129,14 +129,14 @@ class BlockReading:
         return RecodedConversion(ours, theirs, self.order, lent.orders, self.recode, self.key_means)
 
 
-def intake(
+def make_block_import(
     ours: KVMemory,
     lent: LentBlocks,
     into: KVImport,
     first_entries: Sequence[int],
     reading: BlockReading,
-    bringing: Bringing,
-) -> Intake:
+    transfer: BlockTransfer,
+) -> BlockImport:
     """Return the path of one prefix into the borrower's blocks.
 
     Args:
@@ -145,7 +145,7 @@ def intake(
         into: the pages to fill.
         first_entries: per KV group, the lender's first entry that is requested.
         reading: how blocks of another layout are read.
-        bringing: transfer of the lender's bytes, where its memory is not shared.
+        transfer: transfer of the lender's bytes, where its memory is not shared.
     """
     is_alike = not lent.orders and (lent.layout, lent.num_ranks) == (ours.layout, ours.num_ranks)
     if lent.memory is not None:
@@ -153,40 +153,40 @@ def intake(
             return _CopyShared(ours, lent.memory, into)
         return _ConvertShared(reading.conversion(ours, lent.memory, lent), lent.memory, into)
     if is_alike:
-        return _ReceiveInPlace(ours, into, bringing)
+        return _ReceiveInPlace(ours, into, transfer)
     bytes_per_block = lent.layout.bytes_per_block
     num_staged = max(1, _STAGED_BYTES // (lent.num_ranks * bytes_per_block))
     staged = (memoryview(bytearray(num_staged * bytes_per_block)) for _ in range(lent.num_ranks))
-    beside = bringing.staging(KVMemory(lent.layout, *staged))
-    return _ReceiveAndConvert(reading.conversion(ours, beside, lent), beside, into, first_entries, bringing)
+    beside = transfer.staging(KVMemory(lent.layout, *staged))
+    return _ReceiveAndConvert(reading.conversion(ours, beside, lent), beside, into, first_entries, transfer)
 
 
 class _CopyShared:
     def __init__(self, ours: KVMemory, theirs: KVMemory, into: KVImport) -> None:
         self._ours, self._theirs, self._into = ours, theirs, into
 
-    def take(self, ready: EntriesReady) -> int:
+    def import_entries(self, ready: EntriesReady) -> int:
         their_rows = _rows_of(ready, self._theirs)
         rows, starts = _wanted(ready, self._into)
         return self._ours.copy_from(self._theirs, their_rows, rows, range(ready.first_layer, ready.end_layer), starts)
 
 
 class _ReceiveInPlace:
-    def __init__(self, ours: KVMemory, into: KVImport, bringing: Bringing) -> None:
-        self._ours, self._into, self._bringing = ours, into, bringing
+    def __init__(self, ours: KVMemory, into: KVImport, transfer: BlockTransfer) -> None:
+        self._ours, self._into, self._bringing = ours, into, transfer
 
-    def take(self, ready: EntriesReady) -> int:
+    def import_entries(self, ready: EntriesReady) -> int:
         rows, starts = _wanted(ready, self._into)
         missing = [row[start:] for row, start in zip(rows, starts, strict=True)]
         entries = [range(min(start, ready.end - ready.first), ready.end - ready.first) for start in starts]
-        return self._bringing.bring(self._ours, missing, ready, entries)
+        return self._bringing.receive_pages(self._ours, missing, ready, entries)
 
 
 class _ConvertShared:
     def __init__(self, conversion: Conversion | RecodedConversion, theirs: KVMemory, into: KVImport) -> None:
         self._conversion, self._theirs, self._into = conversion, theirs, into
 
-    def take(self, ready: EntriesReady) -> int:
+    def import_entries(self, ready: EntriesReady) -> int:
         layers = range(ready.first_layer, ready.end_layer)
         their_rows = _rows_of(ready, self._theirs)
         return self._conversion.copy(ready.first, their_rows, self._into.rows, self._into.first_missing, layers)
@@ -199,12 +199,12 @@ class _ReceiveAndConvert:
         staged: KVMemory,
         into: KVImport,
         first_entries: Sequence[int],
-        bringing: Bringing,
+        transfer: BlockTransfer,
     ) -> None:
         self._conversion, self._staged = conversion, staged
-        self._into, self._first_entries, self._bringing = into, first_entries, bringing
+        self._into, self._first_entries, self._bringing = into, first_entries, transfer
 
-    def take(self, ready: EntriesReady) -> int:
+    def import_entries(self, ready: EntriesReady) -> int:
         """Receive whole pages of the lender, even where only some tokens of the first are missing here."""
         layers, num_bytes = range(ready.first_layer, ready.end_layer), 0
         num_groups = len(self._first_entries)
@@ -215,7 +215,7 @@ class _ReceiveAndConvert:
                 at = begin - ready.first
                 entries = [range(at, at + num_pages if group_id == other else at) for other in range(num_groups)]
                 staged = [room[: len(wanted)] for wanted in entries]
-                num_bytes += self._bringing.bring(self._staged, staged, ready, entries)
+                num_bytes += self._bringing.receive_pages(self._staged, staged, ready, entries)
                 self._conversion.copy(begin, staged, self._into.rows, self._into.first_missing, layers)
         return num_bytes
 

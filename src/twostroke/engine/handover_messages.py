@@ -9,7 +9,7 @@ from twostroke.kv_transfer.address import Address
 from twostroke.kv_transfer.transport import Fetched, KVSource
 
 
-class HandoverPort(msgspec.Struct, frozen=True, array_like=True):
+class HandoverSettings(msgspec.Struct, frozen=True, array_like=True):
     """Hand-over settings of an engine process."""
 
     lends_at: Address | None = None
