@@ -35,7 +35,7 @@ class SizeComparison:
     def error(self) -> float:
         """Relative error: planned / measured - 1.
 
-        >>> Compared("num_blocks", 90, 100).error
+        >>> SizeComparison("num_blocks", 90, 100).error
         -0.1
         """
         return round(self.planned / self.measured - 1, 6)

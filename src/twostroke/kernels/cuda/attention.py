@@ -276,11 +276,11 @@ def num_stages(sizes: TileSizes, head_dim: int, dtype: torch.dtype, shared_memor
 
     No bit of a result depends on it. The sizes are at least what Triton 3.9 compiles for 8.6 and 9.0.
 
-    >>> [num_stages(Cut(), head_dim, torch.bfloat16, 101_376) for head_dim in (128, 256)]  # a card of 8.6
+    >>> [num_stages(TileSizes(), head_dim, torch.bfloat16, 101_376) for head_dim in (128, 256)]  # a card of 8.6
     [3, 1]
-    >>> [num_stages(Cut(), 256, dtype, 101_376) for dtype in (torch.float16, torch.float32)]
+    >>> [num_stages(TileSizes(), 256, dtype, 101_376) for dtype in (torch.float16, torch.float32)]
     [1, None]
-    >>> num_stages(Cut(), 256, torch.bfloat16, 232_448)  # of 9.0
+    >>> num_stages(TileSizes(), 256, torch.bfloat16, 232_448)  # of 9.0
     3
     """
     row_bytes = _width(head_dim) * dtype.itemsize

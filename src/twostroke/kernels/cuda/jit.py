@@ -80,7 +80,7 @@ def launch_options(device: torch.device) -> dict[str, Any]:
 def pdl_options(overlaps: bool) -> dict[str, Any]:
     """Return the part of `launch_options` that depends on the card.
 
-    >>> chained(True)
+    >>> pdl_options(True)
     {'OVERLAPS': True, 'launch_pdl': True}
     """
     return {"OVERLAPS": overlaps, "launch_pdl": overlaps}
