@@ -1,8 +1,9 @@
 """Conversation that runs through the engine, the same for all APIs; subclasses write the answer.
 
-    /v1/chat/completions ──────────────────┐                              ┌─► chat.py
+    /v1/chat/completions ────────────────────┐                              ┌─► chat.py
     /v1/messages  ─► chat_from_messages() ───┼─► ChatRequest ─► Conversation ├─► messages.py
-    /v1/responses ─► chat_from_response() ───┘                              └─► responses.py
+    /v1/responses ─► chat_from_response() ───┤                              ├─► responses.py
+    /api/chat     ─► chat_from_ollama() ─────┘                              └─► ollama.py
 
 Errors about a parameter use the client's name of it.
 """

@@ -1,4 +1,4 @@
-"""Reply to a conversation as a sequence of blocks, each of one kind, for the Messages and Responses APIs."""
+"""Reply to a conversation as a sequence of blocks, each of one kind, for all APIs but OpenAI's older ones."""
 
 from __future__ import annotations
 
