@@ -4,7 +4,7 @@ The engine's own measurement (runner/machine_limits.py) takes a fraction of a se
 longer: they use more memory than caches hold, several ways to read it and several product sizes. The best of each
 counts, because a limit that a kernel exceeds is not a limit. Reads before and after the products that do not agree
 show other work that processor times do not. Torch's int8 products do not use every processor's best
-instructions. The backend's own int8 products therefore count too, and where bfloat16 products are faster, those are
+instructions, nor do its float products. The backend's own products therefore count too, and where bfloat16 products are faster, those are
 the limit of int8. In the same way float32 products are the limit of bfloat16: without bfloat16 instructions torch takes
 a hundred times as long, and kernels that widen to float32 do not.
 """
@@ -79,7 +79,7 @@ def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) 
     """Measure the machine's limits on `num_threads` threads; torch's thread count is restored.
 
     Args:
-        operators: the backend whose matrix-vector product is one of the ways to read, and whose int8 products count.
+        operators: the backend whose matrix-vector product is one of the ways to read, and whose products count.
         num_threads: threads of torch and of the backend.
         repeats: repeats of each measurement; the best counts.
     """
@@ -92,6 +92,8 @@ def measure_limits(operators: Operators, num_threads: int, *, repeats: int = 5) 
         first = _read_s(operators, repeats)
         kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
         rates = {name: _rate(_product_of(dtype), repeats) for name, dtype in kinds.items()}
+        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+            rates[name] = max(rates[name], _rate(_linear_of(operators, dtype), repeats))
         rates["bfloat16"] = max(rates["bfloat16"], rates["float32"])
         if operators.keeps_quantized:
             own = max(int8_rate(operators, torch.bfloat16, torch.device("cpu"), side) for side in _SIDES)
@@ -135,6 +137,17 @@ def _product_of(dtype: torch.dtype) -> Callable[[int], Callable[[], object]]:
             return lambda: torch._int_mm(a, a)  # pyright: ignore[reportPrivateUsage]  (it has no public name)
         a = torch.randn(side, side).to(dtype)
         return lambda: a @ a
+
+    return product
+
+
+def _linear_of(operators: Operators, dtype: torch.dtype) -> Callable[[int], Callable[[], object]]:
+    """Return a function that prepares the backend's own product of square matrices of a given side."""
+
+    def product(side: int) -> Callable[[], object]:
+        square = torch.randn(side, side).to(dtype)
+        packed = operators.pack_linear(square, None)
+        return lambda: packed(square)
 
     return product
 
