@@ -3,10 +3,10 @@
 The engine's own measurement (runner/machine_limits.py) takes a fraction of a second at start-up. Benchmarks can take
 longer: they use more memory than caches hold, several ways to read it and several product sizes. The best of each
 counts, because a limit that a kernel exceeds is not a limit. Reads before and after the products that do not agree
-show other work that processor times do not. Torch's int8 products do not use every processor's best
-instructions, nor do its float products. The backend's own products therefore count too, and where bfloat16 products are faster, those are
-the limit of int8. In the same way float32 products are the limit of bfloat16: without bfloat16 instructions torch takes
-a hundred times as long, and kernels that widen to float32 do not.
+show other work that processor times do not. Torch's products do not use every processor's best instructions. The
+backend's own products therefore count too, and where bfloat16 products are faster, those are the limit of int8. In the
+same way float32 products are the limit of bfloat16: without bfloat16 instructions torch takes a hundred times as long,
+and kernels that widen to float32 do not.
 """
 
 from __future__ import annotations
