@@ -151,7 +151,7 @@ def test_a_story_is_told_at_a_click(
         figures = told["results"]["b"]["figures"]
         expect(page.locator(".verdict .effect").first).to_contain_text("Tokens a second: ")
         per_pass = f"{figures['tokens_per_pass']['median']:.2f} tokens"
-        effects = re.compile(f"{re.escape(per_pass)}|may have made the difference")  # on a busy machine
+        effects = re.compile(f"{re.escape(per_pass)}|the difference may be chance")  # on a busy machine
         expect(page.locator(".verdict .effect").first).to_contain_text(effects)
         expect(page.locator(".verdict .price")).to_contain_text("Cost. Of the draft tokens")
         table = page.locator("#experiment table")

@@ -127,4 +127,4 @@ def test_only_so_many_may_be_left() -> None:
 class Left:
     """A thread that hangs."""
 
-    is_running = is_left = True
+    is_running = is_abandoned = True

@@ -51,7 +51,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "minimax_m2": {"num_local_experts": 32, "num_experts_per_tok": 4},
     "ernie4_5_moe": {"moe_num_experts": 32, "moe_k": 4},
     "dots1": {"n_routed_experts": 32, "num_experts_per_tok": 4, "first_k_dense_replace": 1},
-    "hunyuan_v1_moe": {"num_experts": 16, "moe_topk": 3},
+    "hunyuan_v1_moe": {"num_experts": 16, "moe_topk": 3, "moe_intermediate_size": 64},
 }
 """Each family with experts, with random routers and biases; three choose in groups."""
 PREFERRING = ("gpt_oss", "glm4_moe", "minimax_m2", "ernie4_5_moe", "dots1")
