@@ -175,7 +175,7 @@ def test_configs_that_contradict_themselves_or_the_tensors(
         LLM(str(folder))
 
 
-@pytest.mark.parametrize("command", [["generate", "x"], ["serve"], ["plan"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["generate", "x"], ["serve", "--port", "0"], ["plan"]], ids=" ".join)
 @pytest.mark.parametrize("stored", ["folder", "file"])
 def test_commands_end_with_one_line(command: list[str], stored: str, tmp_path: Path) -> None:
     if stored == "folder":
