@@ -129,6 +129,10 @@ CHANGES = [
     ("POST", "/v1/messages", "s3cret-of-ann"),
     ("POST", "/v1/responses", "s3cret-of-ann"),
     ("POST", "/v1/embeddings", "s3cret-of-ann"),
+    ("POST", "/api/chat", "s3cret-of-ann"),
+    ("POST", "/api/generate", "s3cret-of-ann"),
+    ("POST", "/api/embed", "s3cret-of-ann"),
+    ("POST", "/api/embeddings", "s3cret-of-ann"),
     ("POST", "/v1/requests/cmpl-1/abort", "s3cret-of-ann"),
     ("POST", "/v1/requests/cmpl-1/abort", "s3cret-admin"),
     ("POST", "/reset_prefix_cache", "s3cret-admin"),
@@ -140,7 +144,7 @@ CHANGES = [
 
 def test_every_route_that_changes_something_is_among_them(guarded: ServerProcess) -> None:
     schema = guarded.http.get("/openapi.json", headers={"x-api-key": "s3cret-plain"}).json()
-    harmless = {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
+    harmless = {"/v1/messages/count_tokens", "/tokenize", "/detokenize", "/api/show"}
     found = {
         (method.upper(), path.replace("{request_id}", "cmpl-1").replace("{request_id:path}", "cmpl-1"))
         for path, methods in schema["paths"].items()

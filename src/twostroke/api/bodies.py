@@ -158,6 +158,7 @@ JSON_PATHS = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"),
         *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/pools"),
+        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
     }
 )
 """Paths whose POST takes a body with a schema."""

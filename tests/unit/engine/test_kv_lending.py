@@ -41,4 +41,4 @@ def test_whole_blocks_of_both_sides_are_lent(their_size: int, num_blocks: int) -
     lender = Mock()
     KVLending(Mock(), lender, make_layout(block_size=4)).arrived(arrival(22, lend_block_size=their_size))
     lender.grant.assert_called_once_with(7, num_blocks)
-    assert lender.kill.called == (num_blocks == 0)
+    assert lender.invalidate.called == (num_blocks == 0)
