@@ -22,7 +22,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
-    """The same model without a server, which gives the expected answers."""
+    """Return the same model without a server; its answers are the expected ones."""
     with LLM("embedded", threads=1, num_kv_blocks=2000) as llm:
         yield llm
 

@@ -106,6 +106,12 @@ def test_reasoning_has_a_field_of_its_own(reasoning_server: ServerProcess) -> No
     assert "".join(piece["message"].get("thinking", "") for piece in pieces) == whole["message"]["thinking"]
 
 
+@pytest.mark.parametrize("raw", [True, False])
+def test_the_server_limits_answers_that_set_no_limit(reasoning_server: ServerProcess, raw: bool) -> None:
+    answer = ask(reasoning_server, "/api/generate", {"prompt": "def f(", "raw": raw, "stream": False})
+    assert answer["eval_count"] <= 12
+
+
 def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
     request = OllamaChatRequest.model_validate(
         {
@@ -143,7 +149,7 @@ def test_a_call_is_one_piece_with_its_arguments_as_an_object() -> None:
     ]
     assert lines.piece(calls=calls)["message"]["tool_calls"] == [
         {"id": "ollama-1-0", "function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}},
-        {"id": "ollama-1-1", "function": {"index": 1, "name": "now", "arguments": {"arguments": [1]}}},
+        {"id": "ollama-1-1", "function": {"index": 1, "name": "now", "arguments": {"arguments": "[1]"}}},
     ]
 
 

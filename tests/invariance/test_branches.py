@@ -43,7 +43,7 @@ def load() -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
 
 @cache
 def without_drafts(folder: str, kv_cache_dtype: str) -> list[RequestOutput]:
-    """What every knob is compared with: none of them changes a bit, but the format of KV."""
+    """Return the run that every knob is compared with; only the format of KV changes bits."""
     with LLM(folder, threads=1, kv_cache_memory=1 << 26, kv_cache_dtype=kv_cache_dtype) as llm:
         return llm.generate(*load())
 

@@ -32,7 +32,7 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "int4 beside float32": {"quantization": "int4"},
     "int4, activations as they are": {"dtype": "bfloat16", "quantization": "int4", "activation_quantization": "none"},
 }
-"""Of the same dense model."""
+"""Limit for the same dense model."""
 WITH_BRANCHES = [*DRAFTS[:2], {"speculative_config": KNOWING}, DRAFTS[3], {"speculative_config": KNOWING}]
 """No drafts, chains that mostly fall, and branches."""
 

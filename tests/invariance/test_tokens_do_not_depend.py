@@ -1,4 +1,4 @@
-"""The same request gives the same tokens and log-probabilities, bit for bit, in all circumstances."""
+"""A request always gives the same tokens and log-probabilities, bit for bit."""
 
 from __future__ import annotations
 

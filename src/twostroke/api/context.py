@@ -17,6 +17,7 @@ from twostroke.api.observation import Observation
 from twostroke.api.protocol.chat import MESSAGES, ChatRequest
 from twostroke.api.protocol.fields import MAX_UNKNOWN, WireObject
 from twostroke.api.protocol.messages import CountTokensRequest, MessagesRequest
+from twostroke.api.protocol.ollama import OllamaChatRequest
 from twostroke.api.protocol.responses import ResponsesRequest
 from twostroke.api.protocol.sampling import SamplingFields
 from twostroke.client.engine_client import EngineClient, ScalablePools
@@ -186,6 +187,7 @@ _CALL_PATHS: Mapping[type[WireObject], tuple[str, str]] = {
     CountTokensRequest: ("messages.content.tool_use", "messages.content.text"),
     MessagesRequest: ("messages.content.tool_use", "messages.content.text"),
     ResponsesRequest: ("input.function_call", "input.message"),
+    OllamaChatRequest: ("messages.tool_calls", "messages.content"),
 }
 """Paths of the calls of earlier turns, and of the text of a turn with calls, by type of request."""
 

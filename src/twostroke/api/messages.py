@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, cast
-
-from pydantic_core import from_json
+from typing import Any, ClassVar
 
 from twostroke.api.answering import named_event
 from twostroke.api.conversation import ParameterNames
@@ -24,7 +22,16 @@ from twostroke.api.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from twostroke.api.reply import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrown, BlockKind, BlockReply
+from twostroke.api.reply import (
+    Block,
+    BlockBegun,
+    BlockEnded,
+    BlockEvent,
+    BlockGrown,
+    BlockKind,
+    BlockReply,
+    arguments_of,
+)
 from twostroke.errors import InvalidParameter
 from twostroke.request import FinishReason
 
@@ -223,19 +230,7 @@ def _whole(block: Block) -> Object:
         case BlockKind.TEXT:
             return {**_empty(block), "text": block.text}
         case BlockKind.CALL:
-            return {**_empty(block), "input": _input(block.text)}
-
-
-def _input(arguments: str) -> Object:
-    """Return the arguments of a call as an object.
-
-    Arguments that are not an object become the value of `arguments`, so that the client sees what the model wrote.
-    """
-    try:
-        found = from_json(arguments)
-    except ValueError:
-        found = None
-    return cast(Object, found) if isinstance(found, dict) else {"arguments": arguments}
+            return {**_empty(block), "input": arguments_of(block.text)}
 
 
 def _event(body: Object) -> bytes:

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
-from pydantic_core import from_json
 
-from twostroke.api.conversation import ParameterNames
+from twostroke.api.conversation import ParameterNames, with_client_names
 from twostroke.api.embeddings import unit_vector
 from twostroke.api.generation import (
     AnswerHead,
@@ -35,7 +34,7 @@ from twostroke.api.protocol.ollama import (
     OllamaMessage,
 )
 from twostroke.api.protocol.sampling import CompletionRequest, EmbeddingRequest
-from twostroke.api.reply import Block, BlockEnded, BlockEvent, BlockGrown, BlockKind, BlockReply
+from twostroke.api.reply import Block, BlockEnded, BlockEvent, BlockGrown, BlockKind, BlockReply, arguments_of
 from twostroke.client.engine_client import EngineClient
 from twostroke.client.input_processor import PromptInput
 from twostroke.errors import InvalidParameter
@@ -44,27 +43,15 @@ from twostroke.request import FinishReason
 from twostroke.sampling_params import SamplingParams, StructuredOutputs
 
 Object = dict[str, Any]
+_SAME_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 WORDS: ParameterNames = {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
     "response_format": "format",
     "chat_template_kwargs": "think",
-    **{
-        name: f"options.{name}"
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "stop",
-            "presence_penalty",
-            "frequency_penalty",
-        )
-    },
+    **{name: f"options.{name}" for name in _SAME_OPTIONS},
 }
 """Map from a chat's parameter names to Ollama's."""
-_SAME_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 LATEST = ":latest"
 """Tag that clients add to a model's name."""
 
@@ -176,7 +163,7 @@ class Lines:
         said: Object = {"thinking": thinking} if thinking else {}
         if calls:
             said["tool_calls"] = [
-                {"id": call.id, "function": {"index": number, "name": call.name, "arguments": _arguments(call.text)}}
+                {"id": call.id, "function": {"index": number, "name": call.name, "arguments": arguments_of(call.text)}}
                 for number, call in enumerate(calls)
             ]
         piece: Object = {"model": self._head.model, "created_at": _now(), "done": False}
@@ -199,15 +186,6 @@ class Lines:
             "eval_duration": times.e2e_s - times.ttft_s,
         }
         return {**ended, **counts, **{name: round(seconds * 1e9) for name, seconds in durations.items()}}
-
-
-def _arguments(text: str) -> Object:
-    """Return the arguments of a call as an object; any other value becomes the value of `arguments`."""
-    try:
-        found = from_json(text)
-    except ValueError:
-        found = text
-    return found if isinstance(found, dict) else {"arguments": found}
 
 
 class OllamaChat(BlockReply):
@@ -266,11 +244,19 @@ class OllamaRawGenerate(GenerationCall):
         engine: engine that runs it.
         request: request that matches the schema.
         head: head of the answer.
+        default_max_tokens: output tokens of requests that set no limit; None: the rest of the context.
     """
 
-    def __init__(self, engine: EngineClient, request: OllamaGenerateRequest, head: AnswerHead) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        request: OllamaGenerateRequest,
+        head: AnswerHead,
+        default_max_tokens: int | None = None,
+    ) -> None:
         super().__init__(engine, head)
         self._request = request
+        self._default_max_tokens = default_max_tokens
         self._usage = UsageCount()
         self._lines = Lines(head, is_chat=False)
         self._last: RequestOutput | None = None
@@ -285,8 +271,12 @@ class OllamaRawGenerate(GenerationCall):
         if request.think:
             raise InvalidParameter("think", request.think, "needs a chat template", "Leave it out.")
         completion = CompletionRequest.model_validate({**fields, "prompt": request.prompt or ""})
-        given: Object = {**shared_params(completion, _form(request)), "max_tokens": completion.max_tokens}
-        params = SamplingParams(**given)
+        given: Object = {
+            **shared_params(completion, _form(request)),
+            "max_tokens": completion.max_tokens or self._default_max_tokens,
+        }
+        with with_client_names(WORDS):
+            params = SamplingParams(**given)
         prompt = await run_in_thread_if_long(
             lambda: self.engine.inputs.process(request.prompt or "", params),
             input_size(request.prompt),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, cast
+
+from pydantic_core import from_json
 
 from twostroke.api.conversation import ChoiceReader, Conversation
 from twostroke.api.dialect import Dialect
@@ -47,6 +50,18 @@ class Block:
     def is_incomplete_call(self) -> bool:
         """Whether this is a call whose arguments are incomplete."""
         return self.kind is BlockKind.CALL and not is_complete_value(self.text)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object.
+
+    Arguments that are not an object become the value of `arguments`, so that the client sees what the model wrote.
+    """
+    try:
+        found = from_json(text)
+    except ValueError:
+        found = None
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {"arguments": text}
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def test_pages_from_elsewhere_administer_nothing() -> None:
 
 
 def test_a_shared_system_prompt_is_computed_once(guarded: ServerProcess) -> None:
-    """Of one tenant's questions after the same instructions, all but the first find every full block of these."""
+    """All questions of a tenant but the first find every full block of the shared instructions."""
     instructions = "# answer the question of a colleague, in one line\n" * 6
     usages = [
         ask(guarded, "s3cret-of-bob", prompt=f"{instructions}{number} + {number} = ").json()["usage"]

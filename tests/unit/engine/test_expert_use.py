@@ -98,7 +98,7 @@ def test_kinds_of_experts_are_apart_and_layers_alike_together() -> None:
 
 
 def test_groups_keep_the_expectation() -> None:
-    """Of thousands of experts with shares of any size, within a thousandth."""
+    """The error is below a thousandth for thousands of experts with shares of any size."""
     rng: Any = np.random.default_rng(0)
     counts: NDArray[np.int64] = (1000 * rng.lognormal(0, 1.5, (48, 128))).astype(np.int64)
     (found,) = measured_shares([layer(128, 8)] * 48, counts.flatten())

@@ -26,7 +26,7 @@ from twostroke.model.loader import check_weights, load_model, open_weights
 CPU = torch.device("cpu")
 IDS = np.random.default_rng(0).integers(0, naive_model.SMALL["vocab_size"], 50).tolist()
 MAX_ERROR = 1e-3
-"""Of log-probabilities in float32; a key that is ignored changes them by 0.1 and more."""
+"""Limit for log-probabilities in float32; ignoring a key changes them by 0.1 and more."""
 
 NUMBERS_OF_EXPERTS = (
     "num_experts num_local_experts n_routed_experts moe_num_experts num_experts_per_tok experts_per_token "

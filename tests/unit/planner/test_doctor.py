@@ -75,7 +75,7 @@ def whole_prompts() -> dict[str, Any]:
 
 
 def large_chunks() -> dict[str, Any]:
-    """The same with large chunks."""
+    """Repeat the comparison with large chunks."""
     return whole_prompts() | {"scheduler": SchedulerConfig(max_num_batched_tokens=1024)}
 
 

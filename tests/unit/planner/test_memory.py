@@ -44,7 +44,7 @@ def plan_of(config: EngineConfig, memory_bytes: int = MEMORY) -> MemoryPlan:
 
 
 def bytes_of(model: Any) -> int:
-    """Of all tensors but the counts of tokens by expert, which are no weights."""
+    """Return the bytes of all tensors except the counts of tokens by expert."""
     num_bytes = sum(tensor.nbytes for tensor in tensors_of(model, set()))
     return num_bytes - sum(counts.nbytes for counts in model.expert_counts)
 

@@ -1,4 +1,4 @@
-"""What plan, doctor, explain and replay print, for inputs of any size: no ratio that says nothing, no `0.00`."""
+"""plan, doctor, explain and replay print no meaningless ratio and no `0.00`, for inputs of any size."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_parameters_are_the_published_ones(name: str, prepared: Prepared) -> Non
 
 
 def test_active_parameters_are_those_that_a_token_reads(name: str, prepared: Prepared) -> None:
-    """Of experts the chosen ones, of an embedding table that is not the head one row."""
+    """Only chosen experts count, and one row of an embedding table that is not the head."""
     num_experts, num_chosen, _ = EXPERTS[name]
     config, shapes = prepared.config, tensors_on_meta(name)
     num_idle = sum(prod(shape) for key, shape in shapes.items() if is_stack(key)) * (num_experts - num_chosen)

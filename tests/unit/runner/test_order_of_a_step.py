@@ -116,7 +116,7 @@ def test_a_step_calls_its_parts_in_order(traced: tuple[TextEngine, Trace]) -> No
 
 
 def test_a_layer_in_one_call_has_the_bits_of_its_parts_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a plain request runs: hidden states, logits, and every number of K and V, after each step."""
+    """Return hidden states, logits, and all K and V after each step of a plain request."""
     steps: dict[Layers, list[tuple[list[Call], list[torch.Tensor]]]] = {}
     for layers in ("in one call", "by parts"):
         with monkeypatch.context() as hooks, tracing(folder, "auto", layers, hooks) as (engine, trace):

@@ -73,13 +73,13 @@ class OllamaRequest(WireObject):
     """Fields of all requests."""
 
     model: str = Field(description="The served model's name; `:latest` behind it is left out.")
-    options: OllamaOptions | None = acts("Sampling options.")
     keep_alive: float | str | None = bookkeeping("The served model stays loaded.")
 
 
 class OllamaAnswerRequest(OllamaRequest):
     """Fields of requests for text."""
 
+    options: OllamaOptions | None = acts("Sampling options.")
     stream: bool | None = acts("Send the answer in pieces, one JSON object a line; default true.")
     format: Literal["", "json"] | dict[str, Any] | None = acts("json, or a JSON schema that the answer must match.")
     think: bool | Literal["low", "medium", "high", "max"] | None = acts(
@@ -158,6 +158,7 @@ class OllamaEmbedRequest(OllamaRequest):
     """Request of POST /api/embed."""
 
     input: str | Annotated[list[str], AtMost(MAX_PROMPTS)] = Field(description="A text or a list of texts.")
+    options: dict[str, Any] | None = bookkeeping("An embedding is not sampled.")
     dimensions: PositiveCount | None = acts("Keep only the first dimensions, scaled to length 1.")
     truncate: bool | None = acts("Keep the first tokens of a text that is too long; default true.")
 
@@ -165,6 +166,7 @@ class OllamaEmbedRequest(OllamaRequest):
 class OllamaEmbeddingsRequest(OllamaRequest):
     """Request of POST /api/embeddings, which /api/embed replaces."""
 
+    options: dict[str, Any] | None = bookkeeping("An embedding is not sampled.")
     prompt: str = Field(description="A text.")
 
 

@@ -27,6 +27,7 @@ from twostroke.api.ollama import (
     model_name,
 )
 from twostroke.api.openapi import LINES
+from twostroke.api.protocol.chat import ChatRequest
 from twostroke.api.protocol.fields import WireObject
 from twostroke.api.protocol.ollama import (
     OllamaAnswerRequest,
@@ -60,9 +61,9 @@ def ollama_router(context: ServerContext) -> APIRouter:
     def templated(
         body: OllamaChatRequest | OllamaGenerateRequest, kind: type[OllamaChat]
     ) -> tuple[Mapping[str, str], OllamaChat]:
-        headers, named = _head(context, body)
         with with_client_names(WORDS):
             asked = chat_from_ollama(body, context.engine.facts.max_model_len)
+        headers, named = _head(context, body, asked)
         request = checked(context, asked, WORDS)
         return headers, kind(context.engine, request, context.dialect, named)
 
@@ -83,7 +84,13 @@ def ollama_router(context: ServerContext) -> APIRouter:
             return json_response(loaded(body, named.model), headers)
         if body.raw or not context.engine.tokenizer.chat_templates:
             headers, named = _head(context, body)
-            return await answered(body, OllamaRawGenerate(context.engine, body, named), request, headers, body)
+            return await answered(
+                body,
+                OllamaRawGenerate(context.engine, body, named, context.config.default_max_tokens),
+                request,
+                headers,
+                body,
+            )
         headers, call = await run_in_thread_if_large(lambda: templated(body, OllamaTemplatedGenerate), input_size(body))
         return await answered(body, call, request, headers, call.request)
 
@@ -138,9 +145,11 @@ def ollama_models_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def _head(context: ServerContext, body: OllamaRequest) -> tuple[Mapping[str, str], AnswerHead]:
-    """Return headers for the response, and the answer's head."""
-    return context.check_fields(body), context.head("ollama", known_name(context, body.model))
+def _head(
+    context: ServerContext, body: OllamaRequest, chat: ChatRequest | None = None
+) -> tuple[Mapping[str, str], AnswerHead]:
+    """Return headers for the response, and the answer's head; `chat` is the equivalent chat, if there is one."""
+    return context.check_fields(body, chat), context.head("ollama", known_name(context, body.model))
 
 
 _NEVER = "2318-04-11T23:47:16Z"
